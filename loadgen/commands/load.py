@@ -21,7 +21,7 @@ from loadgen.commands.plan_arguments import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
-from loadgen.load.report import engine_time, make_report, table, together, write_report
+from loadgen.load.report import engine_time, make_report, table, write_report, zero_gap_note
 from loadgen.load.tally import Tally
 from loadgen.tables import print_table
 from shared.bus.users import OPERATOR
@@ -114,7 +114,7 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
     else:
         out = Console(width=None if sys.stdout.isatty() else 120)
         print_table(out, table(report))
-        if note := together(t.tbt.p50_s for t in (*report.tiers.values(), report.total)):
+        if note := zero_gap_note(t.tbt.p50_s for t in (*report.tiers.values(), report.total)):
             out.print(note, highlight=False)
         for sample in report.error_samples:
             out.print(f"  {sample}", highlight=False, markup=False)

@@ -212,7 +212,7 @@ def seconds(value_s: float | None) -> str:
     )
 
 
-def together(medians_s: Iterable[float | None]) -> str:
+def zero_gap_note(medians_s: Iterable[float | None]) -> str:
     """A note for a table that shows these medians of TBT, seconds; empty if it needs none."""
     return "TBT p50 0 ms: several tokens came in one iteration" if 0.0 in [*medians_s] else ""
 

@@ -152,8 +152,8 @@ Requests whose SLO was met (ToolLLM: sessions), in % of those offered: the mean 
 seeds that nothing was tuned with, and in brackets the least and the most of them. Each load is
 offered at the rate of [which-policy.md](which-policy.md), at which the best of the ten policies
 meets 90 % with seed 7 (QoServe's: half as much again as QoServe carries). Beside it the best of the
-ten on these very runs, at any of the settings of that page or with `mode=prefill_first` for `vllm`:
-so it is known afterwards, and `slackline` is not chosen.""",
+ten on these very runs, at any of the settings of that page, or `vllm` with `mode=prefill_first`.
+The policy and its setting are chosen afterwards, with the figures of the table.""",
     hours=1.0,
     render=render,
     discussion="""\

@@ -476,23 +476,25 @@ def _burdened(whole: Bools, work: Work) -> bool:
     """
     if not np.count_nonzero(whole):
         return False
+    # all that waits is none; half, so that no rounding counts
     if work.seconds.sum() < BURDEN / 2 * work.due_s[whole].min():
-        return False  # all that waits is no burden
+        return False
     order = work.due_s.argsort(kind="stable")
     share = work.seconds[order].cumsum() / np.maximum(work.due_s[order], 1e-6)
     return float(share[whole[order]].max()) >= BURDEN
 
 
 def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | Bools, ...]:
-    """[queue] keys of the order, the last one first. Those that give way come after the others, the
-    most important first. But where one of them still has hope, others that are less important than
-    it come after it: they would be in time, and it may be.
+    """[queue] the keys of the order, the last one first. Those in `gone` give way and run last, the
+    most important first. A whole answer in `hopeful` may still be in time: it runs before those
+    that are less important, even if these would be in time.
     """
     more = value > value.min()
     if not np.count_nonzero(more):
         return (gone,)
     more &= hopeful
     most = value[more].max(initial=-math.inf)
+    # in time; hopeful and more important than some; less important than these; gone
     turns: Ints = np.where(more, 1, np.where(gone, 3, np.where(value < most, 2, 0)))
     return np.where(gone, -value, 0.0), turns
 

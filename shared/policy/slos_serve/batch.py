@@ -172,10 +172,7 @@ def filled(
         if len(others) + len(waiting):
             all_rows = np.concatenate((running.rows, others))
             context = chunk.decodes_of(view, others)
-            base = running.shape._replace(
-                decodes=running.shape.decodes + context.decodes,
-                decode_context=running.shape.decode_context + context.decode_context,
-            )
+            base = running.shape.with_decodes(context.decodes, context.decode_context)
             both = running._replace(rows=all_rows, shape=base)
             choice = chunk.fill(
                 view,

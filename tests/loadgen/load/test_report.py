@@ -17,8 +17,8 @@ from loadgen.load.report import (
     read_report,
     side_by_side,
     table,
-    together,
     write_report,
+    zero_gap_note,
 )
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
@@ -105,7 +105,7 @@ def test_the_client_judges_by_the_definition_of_the_tier() -> None:
     assert not answered(Tally(DEMO_3.judged_by(Definition.MEAN_TPOT)), 0, [2.1, *at_s[1:]]).met
 
 
-def test_the_gap_between_tokens_that_arrive_together_is_zero() -> None:
+def test_the_gap_between_tokens_that_arrive_at_onceis_zero() -> None:
     tally = Tally(DEMO_3)
     outcome = tally.begin(planned(0), 0.0, 0.0)
     outcome.emit(2, 1.0)
@@ -114,12 +114,12 @@ def test_the_gap_between_tokens_that_arrive_together_is_zero() -> None:
 
 
 def test_a_median_gap_of_nothing_is_explained() -> None:
-    apart, together_ = Tally(DEMO_3), Tally(DEMO_3)
+    apart, at_once = Tally(DEMO_3), Tally(DEMO_3)
     answered(apart, 0, [0.4, 0.45, 0.5])
-    answered(together_, 0, [0.4, 0.4, 0.4, 0.5])
+    answered(at_once, 0, [0.4, 0.4, 0.4, 0.5])
     notes = [
-        together(tier.tbt.p50_s for tier in reported(tally).tiers.values())
-        for tally in (apart, together_)
+        zero_gap_note(tier.tbt.p50_s for tier in reported(tally).tiers.values())
+        for tally in (apart, at_once)
     ]
     assert notes == ["", "TBT p50 0 ms: several tokens came in one iteration"]
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import CHATBOT, Synthetic, named_workload
+from loadgen.load.workload import CHATBOT, Synthetic
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
@@ -19,6 +18,7 @@ from shared.policy.slackline.policy import Part
 from shared.schemas import Verdict
 from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, Slo
+from tests.shared.policy.drawn_loads import CARRIED_RPS, Load, requests_of
 
 CHAT = TierSet(
     name="chat",
@@ -61,8 +61,6 @@ def test_in_overload_those_taken_keep_their_slo_and_no_other_policy_keeps_more(
         assert result.met_fraction >= other.met_fraction - 0.02
 
 
-# Requests a second that one A100 carries, roughly.
-CARRIED_RPS = {"chatbot": 10.0, "coder": 5.0, "mix": 4.5, "sharegpt": 3.0}
 tight = st.builds(
     Slo, ttft_s=st.sampled_from((0.3, 0.6, 1.2, 2.4, 6.0)), tbt_s=st.floats(0.03, 0.12)
 )
@@ -78,7 +76,6 @@ loads = st.fixed_dictionaries(
         "seed": st.integers(0, 999),
     }
 )
-Load = dict[str, Any]
 # `RUNS=100 pytest tests/shared/policy/test_slackline_runs.py` tries so many loads.
 searched = settings(
     deadline=None,
@@ -87,15 +84,6 @@ searched = settings(
     phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-def drawn(load: Load, tiers: TierSet, requests: int) -> list[PlannedRequest]:
-    """So many requests of this load, roughly."""
-    rate_rps = CARRIED_RPS[load["workload"]] * load["times"]
-    arrivals_s = draw_arrivals(
-        Gaps(load["burstiness"]), rate_rps, requests / rate_rps, load["seed"]
-    )
-    return plan_requests(arrivals_s, named_workload(load["workload"], 8192), tiers, load["seed"])
 
 
 def outcomes(load: Load, requests: Sequence[PlannedRequest], tiers: TierSet) -> Sequence[Verdict]:
@@ -110,6 +98,16 @@ def outcomes(load: Load, requests: Sequence[PlannedRequest], tiers: TierSet) -> 
 
 @searched
 @given(load=loads, slos=st.lists(tight, min_size=1, max_size=3))
+@example(
+    load={
+        "workload": "chatbot",
+        "definition": Definition.MAX_TPOT_10,
+        "times": 2.0,
+        "burstiness": 1.0,
+        "seed": 0,
+    },
+    slos=[Slo(ttft_s=0.5, tbt_s=0.05), Slo(ttft_s=0.8, tbt_s=0.1)],
+)
 def test_with_exact_predictions_no_token_of_those_taken_is_late(
     load: Load, slos: list[Slo]
 ) -> None:
@@ -117,9 +115,9 @@ def test_with_exact_predictions_no_token_of_those_taken_is_late(
     tiers = TierSet(
         name="paces", default="t0", tiers={f"t{n}": Tier(slo=slo) for n, slo in enumerate(slos)}
     )
-    verdicts = outcomes(load, drawn(load, tiers, 200), tiers)
+    verdicts = outcomes(load, requests_of(load["workload"], load, tiers, 200), tiers)
     kept = [verdict for verdict in verdicts if not verdict.relegated]
-    assert kept
+    assert len(kept) > len(verdicts) / 10
     late = sum(verdict.missed is Missed.TBT for verdict in kept)
     note(f"{load}, {slos}: {late} of {len(kept)}")
     assert not late
@@ -149,7 +147,9 @@ LUCK = 3
 def test_of_two_alike_the_more_important_is_never_the_one_that_is_lost(
     load: Load, slos: list[Slo], importance: float
 ) -> None:
-    """Each request comes twice at once, and one of the two is more important."""
+    """Each request comes twice at once, and one of the two is more important. A few may be lost
+    by luck.
+    """
     names = [f"t{n}" for n in range(len(slos))]
     tiers = TierSet(
         name="twins",
@@ -163,7 +163,8 @@ def test_of_two_alike_the_more_important_is_never_the_one_that_is_lost(
         },
     )
     requests: list[PlannedRequest] = []
-    for one in drawn({**load, "times": load["times"] / 2}, tiers, 120):
+    half = {**load, "times": load["times"] / 2}
+    for one in requests_of(load["workload"], half, tiers, 120):
         pair = [one, one._replace(tier=f"{one.tier}-more")]
         for each in pair if one.number % 2 else reversed(pair):
             requests.append(each._replace(number=len(requests)))

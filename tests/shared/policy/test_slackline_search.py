@@ -12,9 +12,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import named_workload
 from loadgen.results.experiment import execute
 from loadgen.results.slackline.mixes import mix
 from loadgen.results.slackline.systems import ours
@@ -25,13 +22,12 @@ from shared.perf.draft import DRAFT
 from shared.policy import registry
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
+from tests.shared.policy.drawn_loads import CARRIED_RPS, Load, requests_of
 
 REQUESTS = 240
 BEHIND = 0.03
 # At most so many requests are lost to chance: which of two alike comes to grief.
 LUCK = 3
-# Requests a second that one A100 carries, roughly.
-CARRIED_RPS = {"chatbot": 10.0, "coder": 5.0, "mix": 4.5, "sharegpt": 3.0}
 # The setting that suits most loads (docs/slackline-results.md).
 SETTINGS = {
     **{order: {"chunk_tokens": "512"} for order in ("fcfs", "edf", "sjf", "srpf")},
@@ -55,19 +51,12 @@ loads = st.fixed_dictionaries(
         "seed": st.integers(0, 999),
     }
 )
-Load = dict[str, object]
 
 
 def traffic(workload: str, load: Load) -> Traffic:
     named = {f"t{n}": each for n, each in enumerate(load["tiers"])}
     tiers = TierSet(name="search", default="t0", tiers=named).judged_by(load["definition"])
-    rate_rps = CARRIED_RPS[workload] * load["replicas"] * load["times"]
-    arrivals_s = draw_arrivals(
-        Gaps(load["burstiness"]), rate_rps, REQUESTS / rate_rps, load["seed"]
-    )
-    requests: list[PlannedRequest] = plan_requests(
-        arrivals_s, named_workload(workload, 8192), tiers, load["seed"]
-    )
+    requests = requests_of(workload, load, tiers, REQUESTS, load["replicas"])
     return Traffic(requests, tiers, load["seed"])
 
 

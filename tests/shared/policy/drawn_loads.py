@@ -1,0 +1,22 @@
+"""Loads that Hypothesis draws for one or a few A100s, and their requests."""
+
+from typing import Any
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.workload import named_workload
+from shared.tiers import TierSet
+
+# Requests a second that one A100 carries, roughly.
+CARRIED_RPS = {"chatbot": 10.0, "coder": 5.0, "mix": 4.5, "sharegpt": 3.0}
+
+Load = dict[str, Any]  # with its `times` what is carried, `burstiness` and `seed`, at the least
+
+
+def requests_of(
+    workload: str, load: Load, tiers: TierSet, count: int, replicas: int = 1
+) -> list[PlannedRequest]:
+    """So many requests of this workload, roughly."""
+    rate_rps = CARRIED_RPS[workload] * replicas * load["times"]
+    arrivals_s = draw_arrivals(Gaps(load["burstiness"]), rate_rps, count / rate_rps, load["seed"])
+    return plan_requests(arrivals_s, named_workload(workload, 8192), tiers, load["seed"])
