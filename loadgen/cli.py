@@ -49,6 +49,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.load",
         "send the requests of a trace or a synthetic workload to a running fleet",
     ),
+    "record": (
+        "loadgen.commands.recording",
+        "write the requests of a running fleet to a trace, which `slackline advise` reads",
+    ),
     "simulate": (
         "loadgen.commands.simulate",
         "serve a trace or a workload in virtual time, with the cores of the live services",

@@ -140,7 +140,7 @@ def _scaled_to(profile: Profile, rush: Rush) -> Rush:
         rush,
         engine="torch",
         profile="",
-        replicas=torch_replicas(),
+        replicas=min(2, torch_replicas()),
         duration_s=DURATION_S,
         wait_s=90.0,
         pace=1.0,

@@ -1,6 +1,9 @@
-"""`slackline profile list|show|fit`: the iteration-time models, and a new one from measurements."""
+"""`slackline profile list|show|running|fit`: the iteration-time models, those of a running fleet,
+and a new one from measurements.
+"""
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadgen.access import access_of, add_access_arguments
 from loadgen.lab.profile_fit import COLUMNS, DRAFTS, FITTED, fit_form, read_timings
+from loadgen.load.connection import connecting
+from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.report import percent
 from loadgen.tables import print_table
+from shared.bus.users import OPERATOR
+from shared.core.announced import file_of
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
+from shared.vocabulary import ReplicaId
 
 CONTEXT_TOKENS = 1024  # cached tokens of each decode in the shapes below
 
@@ -37,10 +46,18 @@ TYPICAL: tuple[tuple[str, BatchShape], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|fit")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|running|fit")
     for_list = actions.add_parser("list", help="list the shipped profiles")
     for_show = actions.add_parser("show", help="show a profile and its times of typical batches")
     for_show.add_argument("name", metavar="NAME", help="name of a shipped profile, or a .json file")
+    for_running = actions.add_parser(
+        "running", help="show the profile with which a worker of a running fleet began"
+    )
+    for_running.add_argument(
+        "--replica", metavar="R", help="whose profile (default: the first by name)"
+    )
+    add_out_argument(for_running, "write the profile to FILE (.json), too")
+    add_access_arguments(for_running, "the operator")
     for_fit = actions.add_parser("fit", help="fit a profile to measured iterations")
     for_fit.add_argument(
         "timings",
@@ -79,14 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"form of the model: {', '.join(FITTED)} (default: the first)",
     )
-    for_fit.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="write the profile to FILE (.json) instead of printing it",
-    )
-    for action in (for_list, for_show):
+    add_out_argument(for_fit, "write the profile to FILE (.json) instead of printing it")
+    for action in (for_list, for_show, for_running):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def add_out_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,19 +114,27 @@ def run(args: argparse.Namespace) -> int:
         else:
             print_table(out, list_table(files))
     elif args.action == "show":
-        file = store.read(args.name)
-        took = typical(file)
-        if args.json:
-            print(
-                msgspec.json.encode(
-                    {**facts(file), "coefficients": file.coefficients, "typical": took}
-                ).decode()
-            )
-        else:
-            show(file, took, out)
+        _present(store.read(args.name), args, out)
+    elif args.action == "running":
+        check_out(args.out)
+        replica, file = asyncio.run(_running(args))
+        if args.out is not None:
+            _write(args.out, encoded(file))
+        _present(file, args, out)
+        if args.out is not None and not args.json:
+            _say(out, f"wrote {args.out}, the profile of {replica}")
     else:
         _fit(args, out)
     return 0
+
+
+def _present(file: ProfileFile, args: argparse.Namespace, out: Console) -> None:
+    took = typical(file)
+    if args.json:
+        found = {**facts(file), "coefficients": file.coefficients, "typical": took}
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(file, took, out)
 
 
 def facts(file: ProfileFile) -> dict[str, Any]:
@@ -207,9 +231,20 @@ def milliseconds(value_s: float) -> str:
     return f"{1000 * value_s:.1f} ms"
 
 
+async def _running(args: argparse.Namespace) -> tuple[ReplicaId, ProfileFile]:
+    """The replica that was asked for, and its worker's profile. Raises ConfigError without it."""
+    heartbeats = Heartbeats()
+    async with connecting(access_of(args), "slackline-profile", OPERATOR) as bus:
+        await heartbeats.listen(bus)
+        workers = await heartbeats.workers()
+    replica = ReplicaId(args.replica or min(workers))
+    if replica not in workers:
+        raise ConfigError(f"--replica {replica}: the workers are of {', '.join(sorted(workers))}")
+    return replica, file_of(workers[replica])
+
+
 def _fit(args: argparse.Namespace, out: Console) -> None:
-    if args.out is not None and (args.out.suffix != ".json" or not args.out.parent.is_dir()):
-        raise ConfigError(f"--out {args.out}: expected a .json file in a folder that exists")
+    check_out(args.out)
     timings = read_timings(args.timings)
     form, fit_error = fit_form(args.form, timings, args.timings.name)
     file = ProfileFile(
@@ -226,21 +261,35 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
         coefficients=form,
     )
     try:
-        text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
-        # decoding applies the checks that reading the file will apply
-        msgspec.json.decode(text, type=ProfileFile)
+        text = encoded(file)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"these values make no valid profile: {error}") from error
     if args.out is None:
         print(text.decode(), end="")
         return
+    _write(args.out, text)
+    _say(out, f"wrote {args.out}: mean error {mean_error(fit_error)} on {fit_error.against}")
+
+
+def check_out(path: Path | None) -> None:
+    """Raises ConfigError for a place at which no profile can be."""
+    if path is not None and (path.suffix != ".json" or not path.parent.is_dir()):
+        raise ConfigError(f"--out {path}: expected a .json file in a folder that exists")
+
+
+def encoded(file: ProfileFile) -> bytes:
+    """The contents of its file. Raises msgspec.MsgspecError where reading the file would."""
+    text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+    msgspec.json.decode(text, type=ProfileFile)
+    return text
+
+
+def _write(path: Path, text: bytes) -> None:
     try:
-        args.out.write_bytes(text)
+        path.write_bytes(text)
     except OSError as error:
-        raise ConfigError(f"--out: cannot write {args.out}: {error.strerror}") from error
-    out.print(
-        f"wrote {args.out}: mean error {mean_error(fit_error)} on {fit_error.against}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+        raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
+
+
+def _say(out: Console, line: str) -> None:
+    out.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="number of workers, each with an engine "
-        "(default: 2 with sim, one per two cores with torch, 1 with vllm)",
+        "(default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)",
     )
     parser.add_argument(
         "--policy",

@@ -480,24 +480,34 @@ class Fleet:
 
 
 def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of worker n. Each of several vLLM workers on one machine has GPUs of its own, in
-    turn, out of the visible ones or out of all.
+    """The GPUs of worker n. Each of several workers on one machine has GPUs of its own, in turn,
+    out of the visible ones or out of all. Raises ConfigError where they are too few.
     """
-    if spec.engine != "vllm" or spec.replicas == 1:
+    gpus = visible_gpus(environment)
+    if spec.replicas == 1 or spec.engine == "sim" or (spec.engine == "torch" and not gpus):
         return {}
     each = int(spec.vllm.get("tensor_parallel_size", 1))
-    visible = [
-        device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
-    ]
-    if visible and len(visible) < each * spec.replicas:
+    needed = each * spec.replicas
+    if gpus and len(gpus) < needed:
+        if spec.engine == "torch" and environment.get("SLACKLINE_WORKER_KV_BLOCKS"):
+            return {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]}
         raise ConfigError(
-            f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; "
-            f"CUDA_VISIBLE_DEVICES names {len(visible)}"
+            f"{spec.replicas} replicas of {each} GPU{'s' * (each > 1)} need {needed}, and there "
+            f"{'is' if len(gpus) == 1 else 'are'} {len(gpus)}"
+            + "; replicas of the torch engine may share one with SLACKLINE_WORKER_KV_BLOCKS"
+            * (spec.engine == "torch")
         )
-    mine = (visible or [str(device) for device in range(each * spec.replicas)])[
-        n * each : (n + 1) * each
-    ]
+    mine = (gpus or [str(gpu) for gpu in range(needed)])[n * each : (n + 1) * each]
     return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Those that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return sorted((name for name in found if name.isdigit()), key=int)
 
 
 def cores() -> int:
@@ -505,10 +515,10 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """The number of replicas that leaves half of the machine to everything else, at most two: a
-    demonstration needs no more.
+    """One for each GPU. Without any, the number that leaves half of the machine to everything else,
+    at most two.
     """
-    return max(1, min(2, cores() // 2))
+    return len(visible_gpus(os.environ)) or max(1, min(2, cores() // 2))
 
 
 def _service(name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from loadgen.load.mix import PlannedRequest
@@ -50,18 +50,23 @@ class Heartbeats:
         """Seconds since a worker was heard."""
         return asyncio.get_running_loop().time() - self._heard_at_s
 
-    async def context_tokens(self) -> int:
-        """The context that every worker has. Raises ConfigError if no worker is heard."""
+    async def workers(self) -> Mapping[ReplicaId, Announce]:
+        """The newest heartbeat of every living worker. Raises ConfigError if none is heard."""
         try:
             async with asyncio.timeout(HEARTBEAT_S):
                 await self._heard.wait()
                 await asyncio.sleep(EACH_S)
         except TimeoutError as error:
-            raise ConfigError(
-                "no worker is heard, so the fleet's context is not known: is it up? "
-                "--context N says what requests may have"
-            ) from error
-        return min(worker.context_tokens for worker in self._newest.values())
+            raise ConfigError("no worker is heard: is the fleet up?") from error
+        return self._newest
+
+    async def context_tokens(self) -> int:
+        """The context that every worker has. Raises ConfigError if no worker is heard."""
+        try:
+            workers = await self.workers()
+        except ConfigError as error:
+            raise ConfigError(f"{error} --context N says what requests may have") from error
+        return min(worker.context_tokens for worker in workers.values())
 
     async def spent(self) -> EngineTime:
         """The time of all engines together, up to one more heartbeat of each."""

@@ -41,7 +41,7 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     acceptance: float = 0.7
     """sim: the mean probability that the draft's first token is accepted."""
     kv_blocks: Count = 0
-    """0: what the profile states (sim), what fits (vllm on CUDA), or 2048."""
+    """0: what the profile states (sim), what fits (torch and vllm on CUDA), or 2048."""
     draft_kv_blocks: Count = 0
     """torch, sim: blocks of the draft model's own KV; with fewer, fewer requests draft at one time.
     0: a quarter more than the model itself has (torch), or no limit (sim).

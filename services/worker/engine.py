@@ -73,12 +73,14 @@ class Outcome(NamedTuple):
 
     `outside_s`: the part of it not spent in the model and its sampling, where the engine knows it.
     `drafted_s`: the part of it before the target's pass, in which the draft model worked.
+    `unusual`: something was made ready in it that stays ready, so the next one like it is faster.
     """
 
     done: Sequence[Done]
     exec_s: float
     outside_s: float = 0.0
     drafted_s: float = 0.0
+    unusual: bool = False
 
 
 class EngineState(NamedTuple):

@@ -5,7 +5,8 @@ The measurement resembles a worker's life: requests are loaded and prefilled in 
 draft model, some decodes verify drafts, and what the draft itself took is left out. The
 batches come from shuffled rounds of the same designed batches, so that a slow moment of the machine
 falls on all kinds alike. Time bounds the measurement, not a number of iterations: no batch is begun
-that would take a large part of the time, and a slow engine gets smaller batches.
+that would take a large part of the time, and a slow engine gets smaller batches. Iterations in
+which the engine made something ready do not count, nor does their time, up to as much again.
 """
 
 import math
@@ -60,6 +61,12 @@ KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds free on
 GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
+class _Ran(NamedTuple):
+    timed: Timed
+    unusual: bool
+    took_s: float
+
+
 class Batch(NamedTuple):
     """A batch to time: so many decodes, and so many chunks with so many tokens in all. Each decode
     verifies `drafts`.
@@ -109,10 +116,13 @@ class Measurement:
         """Timings of about `seconds` by `clock`, without the warm-up."""
         self._quick_s = LARGEST * seconds
         began_s, timings = clock(), list[Timed]()
+        unusual_s = 0.0  # spent in iterations that do not count
         todo: list[Batch] = []
         idle = 0  # batches in a row that could not run at all: the engine is too small for any
         try:
-            while (spent_s := clock() - began_s) < seconds and idle <= len(ROUND):
+            while (spent_s := clock() - began_s - min(unusual_s, seconds)) < seconds:
+                if idle > len(ROUND):
+                    break
                 populate = len(self._residents) < RESIDENTS and spent_s < POPULATE * seconds
                 if populate:
                     batch = Batch(0, 4, 4 * self._length(SHORTEST_TOKENS))
@@ -121,16 +131,20 @@ class Measurement:
                         todo = [*ROUND, *VERIFYING] if self._has_drafts else list(ROUND)
                         self._rng.shuffle(todo)
                     batch = todo.pop()
-                timed = self._time(batch, whole=populate)
-                idle = 0 if timed is not None else idle + 1
-                if timed is not None and spent_s >= WARM_UP * seconds:
-                    timings.append(timed)
+                ran = self._run(batch, whole=populate)
+                idle = 0 if ran is not None else idle + 1
+                if ran is None:
+                    continue
+                if ran.unusual:
+                    unusual_s += ran.took_s
+                elif spent_s >= WARM_UP * seconds:
+                    timings.append(ran.timed)
         finally:
             for request in (*self._residents, *self._arriving):
                 self._engine.release(request.slot)
         return timings
 
-    def _time(self, batch: Batch, *, whole: bool) -> Timed | None:
+    def _run(self, batch: Batch, *, whole: bool) -> _Ran | None:
         """Run the part of the batch that is possible now; None if there is none. `whole`: each
         chunk is a whole prompt.
         """
@@ -159,9 +173,10 @@ class Measurement:
             request.known += len(did.tokens)
         self._settle(chunks)
         exec_s = outcome.exec_s - outcome.drafted_s
-        if exec_s < self._quick_s / 2 and 2 * shape.tokens > self._most_tokens:
+        quick = exec_s < self._quick_s / 2 and not outcome.unusual
+        if quick and 2 * shape.tokens > self._most_tokens:
             self._most_tokens *= 2
-        return Timed(shape, exec_s)
+        return _Ran(Timed(shape, exec_s), outcome.unusual, outcome.exec_s)
 
     def _drafts(self, request: _Request, wanted: int) -> int:
         """The drafts that leave the request within its room."""

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.errors import ConfigError
 from shared.perf import draft
@@ -33,6 +34,15 @@ def profile_of(announce: Announce) -> Profile:
     not a shipped profile's, or a profile that no worker of ours would send.
     """
     return _own(announce.fitted) if announce.fitted is not None else _shipped(announce.profile)
+
+
+def file_of(announce: Announce) -> ProfileFile:
+    """The profile of this worker as a file of its own, with the cost of its draft model (0: it has
+    none). Raises: as `profile_of`.
+    """
+    profile_of(announce)
+    file = announce.fitted if announce.fitted is not None else store.read(announce.profile)
+    return replace(file, draft=announce.draft)
 
 
 def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:

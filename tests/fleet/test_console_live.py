@@ -6,19 +6,25 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.load.trace import read_trace
+from services.worker.engines.make import SIM_PROFILE
 from shared import subjects
 from shared.console.picture import LifePicture, Picture, WhyPicture, why_picture
+from shared.perf import profile_file as store
 from shared.schemas import (
     Explain,
     Explanation,
@@ -37,7 +43,7 @@ LONG = Sampling(max_tokens=7000, output_tokens=7000)  # it runs as long as the t
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
-    async with Fleet(FleetSpec(replicas=2, pace=2.0)) as fleet:
+    async with Fleet(FleetSpec(replicas=2, pace=2.0, draft=0.125)) as fleet:
         yield fleet
 
 
@@ -58,15 +64,26 @@ async def seen(http: httpx.AsyncClient, wanted: Callable[[Picture], bool]) -> Pi
             await asyncio.sleep(0.1)
 
 
-async def status(fleet: Fleet, *words: str) -> tuple[int | None, str]:
+async def started(fleet: Fleet, *words: str) -> asyncio.subprocess.Process:
+    """A command of this fleet's operator."""
     access = fleet.access()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadgen", "status", "--url", access.url,
-        "--creds", access.creds, "--tls-ca", access.tls_ca, *words,
-        stdout=asyncio.subprocess.PIPE,
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", *words, "--url", access.url,
+        "--creds", access.creds, "--tls-ca", access.tls_ca,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, _ = await process.communicate()
-    return process.returncode, out.decode()
+
+
+async def said(fleet: Fleet, *words: str) -> tuple[int | None, str, str]:
+    """The exit status of a command, its output and its errors."""
+    process = await started(fleet, *words)
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def status(fleet: Fleet, *words: str) -> tuple[int | None, str]:
+    code, out, _ = await said(fleet, "status", *words)
+    return code, out
 
 
 async def test_the_console_shows_requests_that_run_their_iterations_and_their_ends(
@@ -160,6 +177,55 @@ async def test_status_says_that_a_fleet_works(fleet: Fleet) -> None:
     found = json.loads(text)
     assert code == 0 and found["working"] and found["silent"] == []
     assert [r["name"] for r in found["fleet"]["replicas"]] == ["r1", "r2"]
+
+
+async def test_the_profile_of_a_worker_can_be_kept_in_a_file(fleet: Fleet, tmp_path: Path) -> None:
+    kept = tmp_path / "mine.json"
+    code, out, err = await said(fleet, "profile", "running", "--replica", "r2", "--out", str(kept))
+    assert code == 0, err
+    assert f"wrote {kept}, the profile of r2" in out
+    ours, theirs = store.read(str(kept)), store.read(SIM_PROFILE)
+    assert replace(ours, draft=theirs.draft) == theirs
+    assert ours.draft == 0.125  # what its worker announces
+    code, out, err = await said(fleet, "profile", "running", "--json")
+    assert code == 0 and json.loads(out)["name"] == SIM_PROFILE
+    code, out, err = await said(fleet, "profile", "running", "--replica", "r3")
+    assert code == 2 and "r1, r2" in err and len(err.splitlines()) == 1
+
+
+async def test_what_a_fleet_serves_is_recorded_as_a_trace(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "load.csv.gz"
+    process = await started(fleet, "record", "--out", str(path))
+    async with client_of(fleet) as (_, client, _):
+        async with asyncio.timeout(WAIT_S):
+            while not path.exists():  # it listens before it makes the file
+                await asyncio.sleep(0.05)
+        asked = [
+            (request("recorded-1"), "interactive"),
+            (request("recorded-2", sampling=Sampling(max_tokens=7, output_tokens=7)), "batch"),
+        ]
+        answers = await asyncio.gather(*(ask(client, *each) for each in asked))
+    prompts = [answer.verdict.prompt_tokens for answer in answers if answer.verdict is not None]
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert err.decode().splitlines()[-1] == f"{path}: 2 requests"
+    rows = [(row.prompt_tokens, row.output_tokens, row.tier) for row in read_trace(path).rows]
+    assert sorted(rows) == sorted([(prompts[0], 50, "interactive"), (prompts[1], 7, "batch")])
+
+
+async def test_a_recording_leaves_what_is_there_alone_while_no_fleet_is_heard(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "load.csv"
+    path.write_text("precious")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "record", "--out", str(path), "--url", "nats://127.0.0.1:1",
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await process.communicate()
+    assert process.returncode == 1 and b"slackline up" in err
+    assert path.read_text() == "precious"
 
 
 async def test_top_shows_the_fleet_until_q_is_pressed(fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ YOURS = "/srv/models/Llama-3-8B-Instruct"
 
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    look, up, ask, load = blocks("run-on-my-gpu.md", "## With torch")
+    look, up, ask, load, keep = blocks("run-on-my-gpu.md", "## With torch")
     nats, http, metrics = (str(free_port()) for _ in range(3))
     assert YOURS in up
     up = up.rstrip().replace(YOURS, "slackline-5m").replace("9464", metrics)
@@ -33,3 +33,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         assert "slackline-5m" in told and '"finish_reason"' in told
         assert 'replica="r1",regime="all"}' in told
         assert "interactive" in page.once(load)
+        kept = tmp_path / "my-gpu.json"
+        told = page.once(keep.replace("my-gpu.json", str(kept)))
+        assert f"wrote {kept}, the profile of r1" in told
+        assert "requests/s with slackline" in told

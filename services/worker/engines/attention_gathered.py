@@ -1,7 +1,8 @@
 """Attention on any device that torch knows: what a batch sees is gathered from the pool.
 
-Short parts are computed together (padded_rows.py), each longer chunk alone. It copies what it
-reads, and serves devices and types for which attention_in_place.py has no kernels. All positions
+Chunks and decodes are packed (attention_packed.py) where there is a kernel for it. Otherwise short
+ones are computed together, as trees are (padded_rows.py), and each longer one alone. It copies what
+it reads, and serves devices and types for which attention_in_place.py has no kernels. All positions
 reach the device in one copy.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.worker.engines.attention import Part, Piece, rows_of
+from services.worker.engines.attention_packed import Kernel, PackedPieces, columns
 from services.worker.engines.padded_rows import (
     LONGEST_RUN,
     PaddedRows,
@@ -43,33 +45,51 @@ class GatheredBatch:
     """Implements services.worker.engines.attention.Batch."""
 
     def __init__(
-        self, pool: Pool, parts: Sequence[Part], writes: Tensor, device: torch.device
+        self,
+        pool: Pool,
+        parts: Sequence[Part],
+        writes: Tensor,
+        device: torch.device,
+        kernel: Kernel | None = None,
     ) -> None:
-        """`writes`: the pool positions of new tokens."""
+        """`writes`: the pool positions of new tokens. `kernel`: None where there is none that packs
+        pieces.
+        """
         self._pool = pool
         self._writes = writes
         begins = [0, *itertools.accumulate(map(rows_of, parts))]
-        chunks, columns = list[slice](), []
+        pieces, rows_of_pieces = list[Piece](), list[range]()  # packed, or each alone
         # short parts by the binary digits of their length, so that none is padded to twice as much
         bands = defaultdict[int, _Band](lambda: _Band([], []))
         for part, begin, end in zip(parts, begins, begins[1:], strict=False):
-            if isinstance(part, Piece) and part.new > LONGEST_RUN:
-                chunks.append(slice(begin, end))
-                columns.append(part.place.positions(0, part.cached + part.new))
+            if isinstance(part, Piece) and (kernel is not None or part.new > LONGEST_RUN):
+                pieces.append(part)
+                rows_of_pieces.append(range(begin, end))
             else:
                 runs = runs_of(part)
                 band = bands[len(runs[-1].sees).bit_length()]
                 band.runs.extend(runs)
                 band.rows.append(np.arange(begin, end))
+        sent = list[NDArray[np.int64]]()
+        if pieces and kernel is not None:
+            sent += columns(pieces, rows_of_pieces)
+        else:
+            sent += [piece.place.positions(0, piece.cached + piece.new) for piece in pieces]
         shapes = [shape_of(band.runs) for band in bands.values()]
         for band, shape in zip(bands.values(), shapes, strict=True):
-            columns.append(np.concatenate(band.rows))
-            columns += map(np.ravel, indices(band.runs, shape))
-        there = torch.split_with_sizes(
-            torch.from_numpy(np.concatenate(columns)).to(device), [*map(len, columns)]
+            sent.append(np.concatenate(band.rows))
+            sent += map(np.ravel, indices(band.runs, shape))
+        rest = iter(
+            torch.split_with_sizes(
+                torch.from_numpy(np.concatenate(sent)).to(device), [*map(len, sent)]
+            )
         )
-        self._chunks = [_chunk(rows, at) for rows, at in zip(chunks, there, strict=False)]
-        rest = iter(there[len(chunks) :])
+        self._packed: PackedPieces | None = None
+        self._chunks = list[_Chunk]()
+        if pieces and kernel is not None:
+            self._packed = PackedPieces(pieces, next(rest), next(rest), next(rest), kernel)
+        else:
+            self._chunks = [_chunk(slice(of.start, of.stop), next(rest)) for of in rows_of_pieces]
         self._padded = [  # of which rows
             (next(rest), PaddedRows(shape, next(rest), next(rest), next(rest), next(rest)))
             for shape in shapes
@@ -95,6 +115,8 @@ class GatheredBatch:
                 enable_gqa=True,
             )
             out[chunk.rows] = seen[0].transpose(0, 1)
+        if self._packed is not None:
+            self._packed.attend(q, pools, out, scale)
         for rows, padded in self._padded:
             out[rows] = padded.attend(q[rows], pools, scale)
         return out[None]

@@ -82,7 +82,7 @@ class DraftModel:
         self.kv_blocks = kv_blocks
         self._block_tokens = block_tokens
         self._prefix_caching = prefix_caching
-        self._model = PagedModel(folder, device, dtype, self.kv_blocks * block_tokens)
+        self._model = PagedModel(folder, device, dtype, lambda: kv_blocks * block_tokens)
         self._vocabulary = min(vocabulary, self._model.vocabulary)
         self._smaller = self._model.vocabulary < vocabulary
         self._blocks = paged.Blocks(self.kv_blocks, block_tokens)
@@ -91,6 +91,11 @@ class DraftModel:
     @property
     def free_blocks(self) -> int:
         return self._blocks.free
+
+    @property
+    def recorded(self) -> int:
+        """The passes recorded since requests are served."""
+        return self._model.recorded
 
     def draft(self, asks: Sequence[Ask]) -> Drafted:
         """Beam search: at each level the `width` likeliest extensions of the level before. What the

@@ -17,7 +17,6 @@ from shared.text.tokenizer import Tokenizer
 
 SIM_PROFILE = "a100-llama3-8b"
 TORCH_PROFILE = "cpu-tiny"
-TORCH_KV_BLOCKS = 2048
 BLOCK_TOKENS = 16
 
 
@@ -57,7 +56,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         engine = TorchEngine(
             folder,
             profile=cfg.profile or TORCH_PROFILE,
-            kv_blocks=cfg.kv_blocks or TORCH_KV_BLOCKS,
+            kv_blocks=cfg.kv_blocks,
             block_tokens=cfg.block_tokens or BLOCK_TOKENS,
             max_slots=cfg.max_slots,
             dtype=cfg.dtype or None,

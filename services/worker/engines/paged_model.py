@@ -2,7 +2,7 @@
 gives the logits of the rows asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from services.worker.engines import attention, flat
 from services.worker.engines.attention import Batch, Part, Piece, positions_of
 from services.worker.engines.attention_gathered import GatheredBatch
 from services.worker.engines.attention_in_place import InPlaceBatch, sparse_works
+from services.worker.engines.attention_packed import Kernel, flash
 from services.worker.engines.paged import Blocks, Place, Pool
 from services.worker.engines.recorded_passes import MOST_TOKENS, RecordedPasses
 from shared.errors import ConfigError
@@ -34,12 +35,12 @@ class PagedModel:
     """
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, positions: int
+        self, folder: Path, device: torch.device, dtype: torch.dtype, positions: Callable[[], int]
     ) -> None:
-        """`positions`: of the pool, over all sequences."""
+        """`positions` of the pool, over all sequences; asked once the weights are loaded."""
         self.device, self.dtype = device, dtype
-        self._positions = positions
         self._model: Any = _load(folder, device, dtype)  # transformers' classes are not typed
+        self.positions = positions()
         config = self._model.config.get_text_config()
         if not hasattr(config, "max_position_embeddings"):
             raise ConfigError(f"the model in {folder} does not say how long its context is")
@@ -48,8 +49,9 @@ class PagedModel:
         self._batch: Batch | None = None
         self._attend: attention.Attend = self._attend_in_batch
         self._forward: flat.Forward = self._plain
-        self._pool = Pool(positions + 1)  # the last for padding
+        self._pool = Pool(self.positions + 1)  # the last for padding
         self._in_place = False
+        self._kernel: Kernel | None = None  # that packs chunks and decodes
         self._passes: RecordedPasses | None = None
         if device.type == "cuda":
             # cuDNN's attention plans each new shape anew, for 6 ms in every layer
@@ -72,10 +74,15 @@ class PagedModel:
         )
         batch: Batch
         if self._in_place:
-            batch = InPlaceBatch(self._pool, parts, writes, self._positions + 1, self._sparse)
+            batch = InPlaceBatch(self._pool, parts, writes, self.positions + 1, self._sparse)
         else:
-            batch = GatheredBatch(self._pool, parts, writes, self.device)
+            batch = GatheredBatch(self._pool, parts, writes, self.device, self._kernel)
         return self._compute(batch, tokens[None], positions[None], logits_to_keep)[0]
+
+    @property
+    def recorded(self) -> int:
+        """The passes recorded since requests are served."""
+        return 0 if self._passes is None else self._passes.later
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""
@@ -111,7 +118,7 @@ class PagedModel:
         """Moves from the path that serves any model to the fastest one for this model. Every step
         must give transformers' own logits.
         """
-        tokens = min(_PROOF_TOKENS, self._positions, self.context_tokens)
+        tokens = min(_PROOF_TOKENS, self.positions, self.context_tokens)
         prompt = [(3 + 7 * n) % self.vocabulary for n in range(tokens)]
         try:
             with torch.inference_mode():
@@ -139,6 +146,10 @@ class PagedModel:
         self._in_place = self.device.type == "cpu" and self._pool.even
         if self._in_place and not self._proves_or_logs("engine.cache_gathered", prompt, wanted):
             self._in_place = False
+        if self.device.type == "cuda":
+            self._kernel = flash
+            if not self._proves_or_logs("engine.attention_not_packed", prompt, wanted):
+                self._kernel = None
         self._attend = flat.traced_attend
         try:
             self._forward = flat.flatten(
@@ -163,9 +174,9 @@ class PagedModel:
         self._passes = RecordedPasses(
             self._compute,
             self._pool,
-            self._positions,
+            self.positions,
             torch.empty(MOST_TOKENS, self.vocabulary, dtype=self.dtype, device=self.device),
-            seen=min(self.context_tokens, self._positions),
+            seen=min(self.context_tokens, self.positions),
         )
 
     @property
@@ -191,13 +202,13 @@ class PagedModel:
         """
         return all(
             self._proves_beside(count, prompt, wanted)
-            for count in sorted({1, min(4, self._positions // len(prompt))})
+            for count in sorted({1, min(4, self.positions // len(prompt))})
         )
 
     def _proves_beside(self, count: int, prompt: Sequence[int], wanted: Tensor) -> bool:
         """`count` sequences in two chunks and a decode."""
         tokens = len(prompt)
-        blocks, places = Blocks(self._positions, 1), [Place(1, tokens) for _ in range(count)]
+        blocks, places = Blocks(self.positions, 1), [Place(1, tokens) for _ in range(count)]
         allowed = (1e-3 if wanted.dtype == torch.float32 else 0.1) * float(wanted.abs().max())
         before = 0
         for end in sorted({min(5, tokens), max(tokens - 1, 1), tokens}):

@@ -28,7 +28,7 @@ MOST_SEEN = 1 << 17  # positions, all runs together: they are copied in every la
 WIDTHS = (1, 4, LONGEST_RUN)
 FEWER = 4  # tokens to a run, where there are that few runs
 SHORTEST = 128  # positions of a run; each further size has twice as many
-USUAL_LONGEST = 512  # up to this the sizes are recorded at the start
+USUAL_LONGEST = 512  # up to this all sizes are recorded at the start, beyond it those of decodes
 RARE = 64  # sizes that may be recorded later
 
 # compute(batch, ids [1, T], positions [1, T], rows [N]) -> logits [1, N, vocabulary]
@@ -90,6 +90,11 @@ class RecordedPasses:
             for size in usual_sizes(seen):
                 self._passes[size] = self._record(size, self._idle(size))
             torch.cuda.empty_cache()  # what passes beside the recording took
+
+    @property
+    def later(self) -> int:
+        """The number of sizes recorded, or tried, since requests are served."""
+        return RARE - self._more
 
     def logits(
         self, ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]
@@ -201,8 +206,8 @@ def usual_sizes(seen: int) -> Iterator[Size]:
         if tokens > 1:
             shapes += product({tokens, max(1, tokens // FEWER)}, WIDTHS[1:])
         longest = SHORTEST
-        while longest <= min(USUAL_LONGEST, max(SHORTEST, _power(seen))):
-            for runs, width in shapes:
+        while longest <= max(SHORTEST, _power(seen)):
+            for runs, width in shapes if longest <= USUAL_LONGEST else shapes[:1]:
                 size = Size(tokens, Shape(runs, width, longest))
                 if fits(size):
                     yield size

@@ -24,6 +24,7 @@ from services.worker.engines.attention import Part, Piece
 from services.worker.engines.constraint import Constraints
 from services.worker.engines.draft_model import roomy_blocks
 from services.worker.engines.drafting import check_tokenizers, trees_to_verify
+from services.worker.engines.kv_room import blocks_that_fit
 from services.worker.engines.paged_model import PagedModel
 from services.worker.engines.prefixes import Prefix
 from services.worker.engines.running import Running
@@ -37,13 +38,16 @@ from shared.schemas import Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
+CPU_KV_BLOCKS = 2048
+
 
 class TorchEngine:
     """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
     that it can run, and for a draft model with another tokenizer.
 
-    `draft` is the folder of a draft model; None: no drafts. `draft_kv_blocks` of its own KV; 0: a
-    quarter more than the target has. `profile` names the announced profile.
+    `kv_blocks` 0: what fits on a GPU, or 2048. `draft` is the folder of a draft model;
+    None: no drafts. `draft_kv_blocks` of its own KV; 0: a quarter more than the target has.
+    `profile` names the announced profile.
     `dtype` is float32 or bfloat16; None means the device's default. It uses OMP_NUM_THREADS
     threads, 1 without it (more threads than cores are far slower).
     """
@@ -53,7 +57,7 @@ class TorchEngine:
         folder: str | Path,
         *,
         profile: str,
-        kv_blocks: int = 1024,
+        kv_blocks: int = 0,
         block_tokens: int = 16,
         max_slots: int = 256,
         device: str | None = None,
@@ -68,9 +72,25 @@ class TorchEngine:
         kind = dtype or ("bfloat16" if where.type == "cuda" else "float32")
         if kind not in ("float32", "bfloat16"):
             raise ConfigError(f"the torch engine computes in float32 or bfloat16, not in {kind}")
-        self._model = PagedModel(
-            Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens
-        )
+        of_numbers: torch.dtype = getattr(torch, kind)
+
+        def positions() -> int:
+            if kv_blocks:
+                return kv_blocks * block_tokens
+            if where.type != "cuda":
+                return CPU_KV_BLOCKS * block_tokens
+            torch.cuda.empty_cache()  # what loading took
+            return block_tokens * blocks_that_fit(
+                torch.cuda.mem_get_info(where)[0],
+                Path(folder),
+                None if draft is None else Path(draft),
+                dtype=of_numbers,
+                block_tokens=block_tokens,
+                max_slots=max_slots,
+            )
+
+        self._model = PagedModel(Path(folder), where, of_numbers, positions)
+        kv_blocks = self._model.positions // block_tokens
         tokenizer = Tokenizer.load(folder)
         if draft is not None:
             check_tokenizers(tokenizer, Path(folder), Path(draft))
@@ -80,7 +100,7 @@ class TorchEngine:
             else draft_model.DraftModel(
                 Path(draft),
                 where,
-                getattr(torch, kind),
+                of_numbers,
                 kv_blocks=draft_kv_blocks or roomy_blocks(kv_blocks),
                 block_tokens=block_tokens,
                 vocabulary=self._model.vocabulary,
@@ -161,6 +181,7 @@ class TorchEngine:
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         if not work:
             return Outcome([], time.monotonic() - began_s)
+        recorded = self._recorded()
         states = [self._slots[entry.slot] for entry in work]
         cached = self._find(work, states)
         trees: dict[int, Tree] = {}
@@ -208,7 +229,16 @@ class TorchEngine:
                 else did
                 for n, did in enumerate(done)
             ]
-        return Outcome(done, time.monotonic() - began_s, drafted_s=drafted_s)
+        return Outcome(
+            done,
+            time.monotonic() - began_s,
+            drafted_s=drafted_s,
+            unusual=self._recorded() > recorded,
+        )
+
+    def _recorded(self) -> int:
+        """The passes of both models recorded since requests are served."""
+        return self._model.recorded + (0 if self._draft is None else self._draft.recorded)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]

@@ -56,7 +56,7 @@ RUN: dict[str, tuple[str, ...]] = {
     "profile show": ("profile", "show", "a100-llama3-8b"),
 }  # fmt: skip
 # Commands whose output has no table; the others are run, or their tables are made, here.
-WITHOUT = {"up", "keys", "streams", "submit", "chat", "key", "completion", "config"}
+WITHOUT = {"up", "keys", "streams", "submit", "chat", "key", "completion", "config", "record"}
 MADE_HERE = {"demo", "status", "top", "load", "bench", "advise"}
 ELSEWHERE = {"explain"}  # tests/fleet/test_why_late.py
 

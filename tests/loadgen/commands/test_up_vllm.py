@@ -68,7 +68,18 @@ def test_each_of_several_workers_has_gpus_of_its_own() -> None:
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
     assert devices(spec, 1, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == {"CUDA_VISIBLE_DEVICES": "6,7"}
-    with pytest.raises(ConfigError, match="need 4"):
+    with pytest.raises(ConfigError, match="need 4, and there are 2"):
         devices(spec, 0, {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert devices(FleetSpec(engine="vllm", replicas=1), 0, {}) == {}
     assert devices(FleetSpec(engine="sim", replicas=2), 1, {}) == {}
+
+
+def test_replicas_of_the_torch_engine_have_a_gpu_each_or_share_by_a_stated_part() -> None:
+    spec, two = FleetSpec(engine="torch", replicas=2), {"CUDA_VISIBLE_DEVICES": "3,5"}
+    assert [devices(spec, n, two)["CUDA_VISIBLE_DEVICES"] for n in (0, 1)] == ["3", "5"]
+    assert devices(spec, 1, {"CUDA_VISIBLE_DEVICES": ""}) == {}  # on the CPU
+    one = {"CUDA_VISIBLE_DEVICES": "3"}
+    with pytest.raises(ConfigError, match=r"there is 1; .* SLACKLINE_WORKER_KV_BLOCKS"):
+        devices(spec, 0, one)
+    shared = one | {"SLACKLINE_WORKER_KV_BLOCKS": "2048"}
+    assert [devices(spec, n, shared) for n in (0, 1)] == [one, one]

@@ -41,3 +41,11 @@ def test_nothing_usual_is_recorded_while_requests_are_served(
     """`most`: the most positions that a sequence of this engine has."""
     size = size_of(sum(rows), len(rows), max(rows), min(seen, most))
     assert size in set(usual_sizes(most)) or not fits(size)
+
+
+@given(decodes=st.integers(1, MOST_TOKENS), seen=st.integers(1, 200_000))
+def test_a_pass_of_decodes_alone_is_recorded_at_the_start_whatever_their_contexts(
+    decodes: int, seen: int
+) -> None:
+    size = size_of(decodes, decodes, 1, seen)
+    assert size in set(usual_sizes(seen)) or not fits(size)

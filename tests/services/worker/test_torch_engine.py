@@ -31,6 +31,7 @@ from services.worker.engines.sampling import Draw, choose, likelihoods  # noqa: 
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
+from tests.services.worker.one_by_one import one_by_one  # noqa: E402
 from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 # of every family and way to compute
@@ -221,6 +222,7 @@ def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEng
         "as it comes",
         "without sparse kernels",
         "gathered",
+        "packed",
         "padded",
         pytest.param("on CUDA", marks=needs_cuda),
     ],
@@ -235,7 +237,9 @@ def test_greedy_tokens_are_those_of_generate(
     assert engine._model._in_place == (way != "on CUDA")
     # what other builds and devices compute with
     engine._model._sparse &= way != "without sparse kernels"
-    engine._model._in_place &= way != "gathered"
+    engine._model._in_place &= way not in ("gathered", "packed")
+    if way == "packed":
+        engine._model._kernel = one_by_one
     if way == "padded":
         engine._model._pad()
 

@@ -33,6 +33,7 @@ transformers = pytest.importorskip("transformers")
 from services.worker.engines import draft_model  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
+from tests.services.worker.one_by_one import one_by_one  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
@@ -194,6 +195,7 @@ def without_drafts(folder: Path, device: str) -> dict[int, Played]:
         ("near", "as it comes"),
         ("near", "without sparse kernels"),
         ("near", "gathered"),
+        ("near", "packed"),
         ("near", "padded"),
         ("near", "in little KV"),
         pytest.param("near", "on CUDA", marks=needs_cuda),
@@ -205,7 +207,8 @@ def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models:
     engine = TorchEngine(
         models.target,
         profile="toy",
-        device="cpu",
+        device=device_of(way),
+        dtype="float32",
         kv_blocks=40,
         block_tokens=4,
         draft=getattr(models, draft),
@@ -215,7 +218,9 @@ def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models:
     for model in (engine._model, engine._draft._model):
         # what other builds and devices compute with
         model._sparse &= way != "without sparse kernels"
-        model._in_place &= way != "gathered"
+        model._in_place &= way not in ("gathered", "packed")
+        if way == "packed":
+            model._kernel = one_by_one
         if way == "padded":
             model._pad()
     accepted = Counter[str]()

@@ -1,0 +1,151 @@
+"""`slackline record`: writes the requests of a running fleet to a trace, until Ctrl-C."""
+
+import argparse
+import asyncio
+import csv
+import gzip
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from loadgen.access import access_of, add_access_arguments
+from loadgen.load.connection import connecting
+from loadgen.load.trace import NORMALISED
+from shared import subjects
+from shared.bus.api import Call
+from shared.bus.users import OPERATOR
+from shared.clock import Clock
+from shared.errors import ConfigError
+from shared.schemas import Ended
+
+COLUMNS = (*NORMALISED, "tier", "tenant")
+LONGEST_S = 1e7  # of one recording, nearly four months
+TOLD_S = 5.0  # between two lines of progress
+WAIT_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the trace, as .csv or .csv.gz; a file that is there is replaced",
+    )
+    parser.add_argument(
+        "--duration",
+        type=float,
+        metavar="S",
+        help="record the requests that come within S seconds (default: until Ctrl-C)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        metavar="S",
+        help="with --duration: wait S seconds more for the answers that still run (default: "
+        f"{WAIT_S:g})",
+    )
+    add_access_arguments(parser, "the operator")
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, value_s in (("--duration", args.duration), ("--wait", args.wait)):
+        if value_s is not None and not 0 <= value_s <= LONGEST_S:
+            raise ConfigError(f"{name} must be 0 to {LONGEST_S:.0f} seconds")
+    if not args.out.name.endswith((".csv", ".csv.gz")):
+        raise ConfigError(f"--out {args.out}: expected a file that ends in .csv or .csv.gz")
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    recording = Recording(LONGEST_S if args.duration is None else args.duration)
+    with suppress(KeyboardInterrupt):  # the way to end it
+        asyncio.run(_record(args, recording, console))
+    console.print(f"{args.out}: {recording.in_words}", highlight=False, soft_wrap=True)
+    return 0
+
+
+class Recording:
+    """The requests that come from its beginning on, as rows of a trace once they ended."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s, self._began_unix_s = duration_s, math.inf
+        self._rows: list[tuple[object, ...]] = []  # not yet written
+        self._heard = self._without = 0
+
+    @contextmanager
+    def begun(self, path: Path, now_unix_s: float) -> Iterator[Callable[[], None]]:
+        """A function that writes to this file what was heard since. Raises ConfigError where that
+        fails.
+        """
+
+        def write() -> None:
+            csv.writer(file).writerows(self._rows)
+            file.flush()
+            self._rows.clear()
+
+        self._began_unix_s = now_unix_s
+        self._rows.append(COLUMNS)
+        try:
+            with _opened(path) as file:
+                write()
+                try:
+                    yield write
+                finally:
+                    write()
+        except OSError as error:
+            raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
+
+    def hear(self, ended: Ended) -> None:
+        verdict, arrival_s = ended.verdict, ended.arrived_unix_s - self._began_unix_s
+        if ended.key is None or verdict is None:  # refused at the door just now
+            self._without += 1
+        elif not 0 <= arrival_s <= self._duration_s:
+            return
+        elif not verdict.prompt_tokens or not verdict.output_tokens:
+            self._without += 1
+        else:
+            tenant, _, _ = ended.key.partition(".")
+            lengths = verdict.prompt_tokens, verdict.output_tokens
+            self._rows.append((f"{arrival_s:.6f}", *lengths, ended.tier, tenant))
+            self._heard += 1
+
+    @property
+    def in_words(self) -> str:
+        out = f"{self._heard:,} requests"
+        if self._without:
+            out += f"; {self._without:,} more had no answer, and are not in it"
+        return out
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", newline="", encoding="utf-8")
+    return path.open("w", newline="", encoding="utf-8")
+
+
+async def _record(args: argparse.Namespace, recording: Recording, console: Console) -> None:
+    """Record until the time is over. Raises BusError without a NATS server, and ConfigError where
+    the file cannot be written.
+    """
+    clock, left_s = Clock(), LONGEST_S
+    if args.duration is not None:
+        left_s = args.duration + args.wait
+
+    def on_ended(ended: Ended, _: Call) -> None:
+        recording.hear(ended)
+
+    async with connecting(access_of(args), "slackline-record", OPERATOR) as bus:
+        await bus.subscribe(subjects.ENDED, Ended, on_ended)
+        with recording.begun(args.out, clock.unix_s()) as write:
+            while left_s > 0 and not bus.failed.done():
+                span_s = min(TOLD_S, left_s)
+                await asyncio.wait([bus.failed], timeout=span_s)
+                left_s -= span_s
+                write()
+                console.print(recording.in_words, highlight=False)
+            if bus.failed.done():
+                bus.failed.result()
