@@ -84,6 +84,13 @@ class PagedModel:
         """The passes recorded since requests are served."""
         return 0 if self._passes is None else self._passes.later
 
+    def finish(self) -> None:
+        """Waits until what was asked for is computed. A GPU computes behind its callers, who notice
+        only when they read a result.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""
         if sources:

@@ -221,6 +221,8 @@ class TorchEngine:
         if ids:
             logits = self._model.logits(ids, parts, rows)
             said = verify(logits, states, trees, root) if root else {}
+        if not said:
+            self._model.finish()  # nothing was read
         done = self._settle(work, states, news, trees, said, drafted)
         if cached:
             done = [

@@ -270,6 +270,16 @@ def test_greedy_tokens_are_those_of_generate(
     assert sum(lead < CLOSE for lead in calls) <= 0.01 * len(calls)
 
 
+@needs_cuda
+def test_an_iteration_has_ended_when_it_says_so(tmp_path: Path) -> None:
+    """Also one that makes no token, so that nothing of it is read."""
+    engine = TorchEngine(tiny_model(tmp_path, "Llama"), profile="toy", kv_blocks=64)
+    load(engine, 1, [*range(3, 203)])
+    for _ in range(3):
+        run(engine, (1, 60, False))
+        assert torch.cuda.current_stream().query()
+
+
 ASKED = (
     GREEDY,
     Sampling(temperature=1.0),
