@@ -28,7 +28,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
 from shared.policy.seam import DEFINITIONS, Bools, Floats, View
-from shared.policy.slackline.due import Due, eased_s
+from shared.policy.slackline.due import EARNING, Due, earns, eased_s
 from shared.policy.slackline.forecast import Work
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.schemas import Offer
@@ -38,7 +38,6 @@ from shared.vocabulary import Definition
 # than in the mean.
 UNSURE = 0.05
 SHARP = 1e-9
-_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 
 
@@ -146,10 +145,10 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
     """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
     both = np.concatenate((rows, waiting))
     pace_s, definition = due.pace_s[both], view.definition[both]
-    earns = definition == _DEADLINE
+    earning = earns(definition)
     own_s = np.where(np.isfinite(view.tightest_tbt_s[both]), pace_s, np.inf)
     begun, early_s = own_s[: len(rows)], work.due_s - work.seconds.sum()
-    to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, earns[len(rows) :])
+    to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, earning[len(rows) :])
     to_come = view.target_tokens[waiting] + work.output_tokens / 2
     return Decodes(
         np.concatenate((begun, to_begin)),
@@ -157,7 +156,7 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
         view.importance[both],
         np.arange(len(both)) < len(rows),
         definition != _MEAN,
-        earns,
+        earning,
     )
 
 
@@ -165,21 +164,21 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     """The requests of these offers, whose work is `work`, behind prefills of `ahead_s`."""
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
     named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
-    earns = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
+    earning = np.array([offer.slo.definition in EARNING for offer in offers])
     sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
     return Decodes(
-        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, earns),
+        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, earning),
         tokens + work.output_tokens / 2,
         work.value,
         np.zeros(len(offers), dtype=np.bool_),
         sharp,
-        earns,
+        earning,
     )
 
 
-def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, earns: Bools) -> Floats:
+def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, earning: Bools) -> Floats:
     """The paces, looser by the part of the time that tokens to come have earned. `early_s`: the
-    next one may come so early. `earns`: deadlines judge.
+    next one may come so early. `earning`: deadlines judge.
     """
-    return eased_s(pace_s, np.where(earns & np.isfinite(early_s), early_s, 0.0), output_tokens)
+    return eased_s(pace_s, np.where(earning & np.isfinite(early_s), early_s, 0.0), output_tokens)

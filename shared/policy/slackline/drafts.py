@@ -38,7 +38,7 @@ from shared.policy.seam import (
     Speculation,
     View,
 )
-from shared.policy.slackline.due import LOOSE_S
+from shared.policy.slackline.due import LOOSE_S, earns
 from shared.policy.slackline.iteration import (
     filled,
     longest_without_standard_s,
@@ -51,7 +51,6 @@ from shared.policy.slackline.yields import DEEPEST, yields
 from shared.policy.speculation import draft_s
 from shared.vocabulary import Definition
 
-_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 # Below so many times what a pass of a few decodes takes, a pace leaves prefills little time. Where
 # each ten tokens are to keep it, drafts are too uncertain while plain passes can.
@@ -362,7 +361,7 @@ def _slack_s(
     of_mean_s = view.first_token_unix_s[rows] + view.generated_tokens[rows] * tbt_s + more_s
     slack_s = of_mean_s - view.start_unix_s
     definition, due_unix_s = view.definition[rows], view.next_due_unix_s[rows]
-    earned = (definition == _DEADLINE) & np.isfinite(due_unix_s)
+    earned = earns(definition) & np.isfinite(due_unix_s)
     of_deadline_s = due_unix_s + more_s - view.start_unix_s
     slack_s = np.where(earned, np.maximum(slack_s, of_deadline_s), slack_s)
     spread_s = brings * timing.token_due_s[rows]

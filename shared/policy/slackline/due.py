@@ -7,8 +7,10 @@
   request holds KV for ever.
 - *The next token of a decode* is due a pace after its newest one. Where no gap is longer than the
   pace, windows of any length hold it, and so do the mean and the deadline of each token.
-- *Time earned*: where the deadline of each token judges, tokens that come early earn time. It is
-  spread over the tokens to come, as if the pace was looser.
+- *Time earned*: where the deadline of each token judges, or that of the last one, tokens that come
+  early earn time. It is spread over the tokens to come, as if the pace was looser.
+- *Catching up*: where the deadline of the last token alone judges, a first token that is late can
+  be made up for, by a decode that is faster than its pace.
 """
 
 from collections.abc import Sequence
@@ -16,15 +18,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.columns import Ints
 from shared.policy.chunk import Rows
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import DEFINITIONS, Floats, View
+from shared.policy.seam import DEFINITIONS, Bools, Floats, View
 from shared.schemas import Offer
-from shared.vocabulary import Definition
+from shared.vocabulary import Definition, Slo
 
 _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
+_TTLT = DEFINITIONS.index(Definition.TTLT)
 
+# By these, tokens that come early earn time.
+EARNING = (Definition.DEADLINE, Definition.TTLT)
 LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
 # A prefill without any deadline is due so long after its arrival, so that it does not wait for
 # ever. No other prefill counts as due later than this from now.
@@ -88,7 +94,7 @@ def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
 
 def eased(view: View, due: Due) -> Due:
     """The bounds with looser paces for decodes that deadlines judge and that have earned time."""
-    judged = view.in_decode & (view.definition == _DEADLINE) & ~view.has_ttlt
+    judged = view.in_decode & earns(view.definition) & ~view.has_ttlt
     rows = (judged & np.isfinite(view.next_due_unix_s)).nonzero()[0]
     if not len(rows):
         return due
@@ -96,6 +102,42 @@ def eased(view: View, due: Due) -> Due:
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[rows]
     pace_s[rows] = eased_s(pace_s[rows], early_s, due.output_tokens[rows])
     return Due(due.prefill_unix_s, pace_s, due.output_tokens)
+
+
+def earns(definition: Ints) -> Bools:
+    """[requests] those that a deadline judges, of each token or of the last."""
+    found: Bools = definition == _DEADLINE
+    found |= definition == _TTLT
+    return found
+
+
+def catches_up(view: View) -> Bools:
+    """[rows] those of which a late first token can be made up for: the deadline that TTFT and pace
+    give the last token is all that judges them.
+    """
+    able: Bools = view.definition == _TTLT
+    if np.count_nonzero(able):
+        able &= ~view.has_ttlt & np.isfinite(view.tightest_tbt_s)
+    return able
+
+
+def can_wait(slo: Slo) -> bool:
+    """Tells whether a request that cannot be in time just now may well be later: it has a TTLT, or
+    can catch up.
+    """
+    by_last_token = slo.definition is Definition.TTLT and slo.tbt_s is not None
+    return slo.ttlt_s is not None or by_last_token
+
+
+def in_haste(view: View) -> Bools:
+    """[rows] the decodes that can catch up and have no time to lose: the next token is due in less
+    than a pace.
+    """
+    haste = catches_up(view)
+    if np.count_nonzero(haste):
+        due_s = view.next_due_unix_s - view.start_unix_s
+        haste &= view.in_decode & (due_s < view.tightest_tbt_s)
+    return haste
 
 
 def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
@@ -106,15 +148,22 @@ def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
     return paces
 
 
-def hope_unix_s(view: View, rows: Rows, lengths: OutputLengths, step_s: float) -> Floats:
-    """[rows] when the prefill must have ended for a short output to be in time. `step_s`: as in
-    `due_of_rows`.
+def hope_unix_s(
+    view: View, rows: Rows, lengths: OutputLengths, step_s: float, *, means: float = 1.0
+) -> Floats:
+    """[rows] when the prefill must have ended for a short output to be in time, or for one of so
+    many `means` to catch up. `step_s`: as in `due_of_rows`.
     """
     mean = lengths.mean(view.applications)[view.application[rows]]
     mean = np.minimum(mean, view.max_tokens[rows])
     mean = np.maximum(mean - view.generated_tokens[rows], 1.0)
     last_unix_s = view.last_due_unix_s[rows] - SHORT * mean * step_s
-    hope: Floats = np.minimum(view.next_due_unix_s[rows], last_unix_s)
+    first_unix_s = view.next_due_unix_s[rows]
+    able = catches_up(view)[rows]
+    if np.count_nonzero(able):
+        gains_s = means * mean[able] * np.maximum(view.tightest_tbt_s[rows][able] - step_s, 0.0)
+        first_unix_s[able] += gains_s
+    hope: Floats = np.minimum(first_unix_s, last_unix_s)
     return hope
 
 
@@ -166,7 +215,10 @@ def put_off_by_mean(view: View, token_due_s: Floats, *, by_deadlines: bool) -> F
     """
     judged = view.definition == _MEAN
     if by_deadlines:
-        judged |= view.definition == _DEADLINE
+        judged |= earns(view.definition)
+        haste = in_haste(view)
+        if np.count_nonzero(haste):
+            judged &= ~haste
     if not np.count_nonzero(judged):
         return token_due_s
     paced = np.isfinite(view.tbt_s) & np.isfinite(view.first_token_unix_s)
@@ -180,8 +232,8 @@ def put_off_by_mean(view: View, token_due_s: Floats, *, by_deadlines: bool) -> F
 
 
 def put_off_by_deadline(view: View, token_due_s: Floats) -> Floats:
-    """[rows] the same where the deadline of each token judges the request."""
-    rows = ((view.definition == _DEADLINE) & np.isfinite(view.next_due_unix_s)).nonzero()[0]
+    """[rows] the same where deadlines judge the request."""
+    rows = (earns(view.definition) & np.isfinite(view.next_due_unix_s)).nonzero()[0]
     put_off = token_due_s.copy()
     put_off[rows] = np.maximum(put_off[rows], view.next_due_unix_s[rows] - view.start_unix_s)
     return put_off

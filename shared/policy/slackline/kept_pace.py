@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Floats
-from shared.policy.slackline.due import LOOSE_S
+from shared.policy.slackline.due import EARNING, LOOSE_S
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey
 
@@ -208,7 +208,7 @@ def _served(left: float, kinds: Sequence[tuple[float, float]]) -> float:
 def pace_of(offer: Offer) -> Pace:
     """Its tightest pace."""
     slo, ttft_s = offer.slo, offer.slo.ttft_s or 0.0
-    early_s = ttft_s if slo.definition is Definition.DEADLINE else 0.0
+    early_s = ttft_s if slo.definition in EARNING else 0.0
     tbt_s = slo.tightest_pace_s(offer.thinking)
     return Pace(tbt_s, slo.definition is Definition.MAX_TPOT_10, early_s)
 

@@ -44,10 +44,13 @@ from shared.policy.slackline.drafts import (
 )
 from shared.policy.slackline.due import (
     Due,
+    can_wait,
+    catches_up,
     due_of_offers,
     due_of_rows,
     eased,
     hope_unix_s,
+    in_haste,
     left_s,
     put_off_by_deadline,
     put_off_by_mean,
@@ -89,6 +92,8 @@ BEHIND_S = 0.008
 LATELY_S = 60.0
 # For so long after a request gave way, best-effort requests get no more than they are owed.
 SPARING_S = 10.0
+# An output may well be so many times as long as the mean.
+LONG = 2.0
 # Why an offer is declined.
 NO_TIME = "it cannot be in time beside the requests taken before"
 NO_KV = "its KV would not come free in time"
@@ -153,8 +158,8 @@ class Slackline:
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-        """Every offer that fits is taken, unless it would have to give way itself. A request with a
-        TTLT is always taken: there is time for it to be attainable again.
+        """Every offer that fits is taken, unless it would have to give way itself. A request that
+        can wait is always taken: there is time for it to be attainable again.
         """
         answers = list(accept_what_fits(view, offers))
         asked = [
@@ -164,7 +169,8 @@ class Slackline:
         ]
         if not asked or Part.DOOR not in self._parts:
             return answers
-        if all(offers[n].slo.ttlt_s is not None for n in asked):
+        waits = [can_wait(offers[n].slo) for n in asked]
+        if all(waits):
             self._demand.fade(view.start_unix_s)
             return answers
         prices = prices_of(view.profile)
@@ -192,9 +198,9 @@ class Slackline:
             more = asked_of(coming, new, held.seconds.sum())
             lost |= self._crowded(view, present, more, lost, self._speed(view, decodes, coming))
         alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
-        columns = (lost.tolist(), no_kv.tolist(), alone.tolist())
-        for n, gives_way, without_kv, in_time_alone in zip(asked, *columns, strict=True):
-            if gives_way and offers[n].slo.ttlt_s is None:
+        columns = ((lost & ~np.array(waits)).tolist(), no_kv.tolist(), alone.tolist())
+        for n, declined, without_kv, in_time_alone in zip(asked, *columns, strict=True):
+            if declined:
                 answers[n] = Admission(False, reason=NO_KV if without_kv else NO_TIME)
                 if in_time_alone:  # another has given way to nobody
                     self._gave_way_unix_s = now
@@ -332,11 +338,15 @@ class Slackline:
 
     def _spare(self, view: View, calm: bool) -> Bools:
         """[rows] the best-effort requests that run in the time which is left: all, and while others
-        give way only those that may still be in time.
+        give way only those that may still be in time, since their outputs may be long.
         """
         if calm or Part.SPARING not in self._parts:
             return view.best_effort
         may_still: Bools = view.best_effort & (view.definition == _TTLT)
+        rows = may_still.nonzero()[0]
+        if len(rows):
+            hope = hope_unix_s(view, rows, self._lengths, self._step_s, means=LONG)
+            may_still[rows] = hope > view.start_unix_s
         return may_still
 
     def _paced_lately(self, view: View) -> bool:
@@ -351,6 +361,9 @@ class Slackline:
         sit_out_s = sits_out_until_s(due, weighed.token_due_s, each_s)
         if Part.IN_TIME not in self._parts:
             prefill_due_s = np.full(view.rows, -math.inf)
+        haste = in_haste(view)
+        if np.count_nonzero(haste):
+            sit_out_s[haste] = -math.inf
         if Part.SIT_OUT not in self._parts:
             sit_out_s = np.full(view.rows, -math.inf)
         latest_s = np.maximum(weighed.put_off_s, weighed.latest_s)
@@ -389,6 +402,10 @@ class Slackline:
                 work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
+        elif np.count_nonzero(hopeful):
+            # the shortest first, so that the fewest have to catch up
+            quick = hopeful & ~whole
+            work = work._replace(due_s=np.where(quick, work.seconds, work.due_s))
         keys = (view.slot[queue], view.arrived_unix_s[queue], work.due_s)
         order = np.lexsort((*keys, *_turns(work.value, gone, hopeful)) if lost else keys)
         queue = _without(view, queue[order], relegated)
@@ -456,12 +473,12 @@ def _waiting(view: View) -> Rows:
 
 
 def _no_hope(view: View, hope: Floats, queue: Rows, work: Work, prices: Prices) -> Bools:
-    """[queue] those that leave the standard class if they must give way: all without a TTLT, and
-    with one those that could not be in time even alone and with a short output. `hope`: of these,
-    as `hope_unix_s` has it.
+    """[queue] those that leave the standard class if they must give way: all that cannot wait, and
+    of those that can the ones that could not be in time even alone. `hope`: as `hope_unix_s` has
+    it.
     """
     hopeless: Bools = work.seconds + prices.batch_s > hope - view.start_unix_s
-    return ~view.has_ttlt[queue] | hopeless
+    return ~(view.has_ttlt | catches_up(view))[queue] | hopeless
 
 
 def _counts(view: View) -> Bools:

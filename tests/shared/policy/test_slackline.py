@@ -16,10 +16,13 @@ from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy, View
 from shared.policy.slackline.drafts import ACCEPTANCE, Learned, best_plan
 from shared.policy.slackline.due import (
+    EARNING,
     LOOSE_S,
+    can_wait,
     due_of_rows,
     eased,
     hope_unix_s,
+    in_haste,
     left_s,
     put_off_by_deadline,
     put_off_by_mean,
@@ -34,7 +37,7 @@ from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.token_order import MARGIN_S, TokenOrder
 from shared.policy.slackline.work_ahead import HASTE, unhurried, work_of_rows
 from shared.policy.slackline.yields import yields
-from shared.vocabulary import Definition
+from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import (
     NOW,
     Linear,
@@ -169,7 +172,7 @@ def test_what_a_decode_has_earned_loosens_its_pace_where_deadlines_judge(
     seen = view([decode(each, generated=10) for each in rows])
     due = due_of_rows(seen, OutputLengths(), 0.02)
     # token 11 is due at 3.0 s, 2.9 s later than by its pace, and 40 tokens are to come
-    spread_s = 2.9 / 40 if definition is Definition.DEADLINE else 0.0
+    spread_s = 2.9 / 40 if definition in EARNING else 0.0
     paces_s = eased(seen, due).pace_s - due.pace_s
     assert paces_s.tolist() == pytest.approx([spread_s, 0.0, 0.0])
 
@@ -190,9 +193,55 @@ def test_early_tokens_put_off_the_next_one_as_the_definition_allows(definition: 
     )
     # twenty paces after the first token
     assert by_mean == pytest.approx(1.0 if definition is Definition.MEAN_TPOT else 0.1)
-    assert also == pytest.approx(by_mean if definition is not Definition.DEADLINE else 1.0)
+    assert also == pytest.approx(1.0 if definition in EARNING else by_mean)
     # twenty paces after the TTFT
-    assert by_deadline == pytest.approx(3.0 if definition is Definition.DEADLINE else 0.1)
+    assert by_deadline == pytest.approx(3.0 if definition in EARNING else 0.1)
+
+
+@pytest.mark.parametrize("definition", Definition)
+def test_a_decode_that_can_catch_up_and_has_no_time_to_lose_is_put_off_by_nothing(
+    definition: Definition,
+) -> None:
+    def row(slot: int, next_due_s: float, ttlt_s: float = math.inf) -> Row:
+        """Its first token came a second ago, and twenty paces after it the next one is due."""
+        return Row(
+            slot=slot, arrived_s=-1.0, ttft_s=2.0, tbt_s=0.1, ttlt_s=ttlt_s, next_due_s=next_due_s,
+            definition=definition,
+        )  # fmt: skip
+
+    rows = (row(1, 0.05), row(2, 0.2), row(3, 0.05, ttlt_s=60.0))
+    seen = view([decode(each, generated=20) for each in rows])
+    by_last_token = definition is Definition.TTLT
+    assert in_haste(seen).tolist() == [by_last_token, False, False]
+    paced = token_due_unix_s(seen, due_of_rows(seen, OutputLengths(), 0.02)) - NOW
+    put_off = put_off_by_mean(seen, paced, by_deadlines=True)
+    earns = definition in (*EARNING, Definition.MEAN_TPOT)
+    assert put_off[0] == pytest.approx(1.0 if earns and not by_last_token else 0.1)
+    assert put_off[1] == pytest.approx(1.0 if earns else 0.1)
+
+
+@pytest.mark.parametrize("definition", Definition)
+def test_a_late_first_token_is_hoped_to_be_made_up_for_where_the_last_one_judges(
+    definition: Definition,
+) -> None:
+    lengths = OutputLengths()
+    for _ in range(10):
+        lengths.observe(Ended("", 100, 500, 400))
+    rows = [
+        interactive(1, ttft_s=6.0, tbt_s=0.1, definition=definition),
+        interactive(2, ttft_s=6.0, tbt_s=0.01, definition=definition),  # faster than a pass
+        Row(slot=3, ttft_s=6.0, definition=definition),  # no pace: the first token is all
+    ]
+    seen = view(rows)
+    seen.applications = ("",)
+    gain_s = 400 * (0.1 - 0.02) if definition is Definition.TTLT else 0.0
+    hope = hope_unix_s(seen, np.arange(3), lengths, 0.02) - NOW
+    assert hope.tolist() == pytest.approx([6.0 + gain_s, 6.0, 6.0])
+    of_long = hope_unix_s(seen, np.arange(3), lengths, 0.02, means=2.0) - NOW
+    assert of_long.tolist() == pytest.approx([6.0 + 2 * gain_s, 6.0, 6.0])
+    waits = [can_wait(Slo(ttft_s=6.0, tbt_s=tbt_s, definition=definition)) for tbt_s in (0.1, None)]
+    assert waits == [definition is Definition.TTLT, False]
+    assert can_wait(Slo(ttft_s=6.0, ttlt_s=60.0, definition=definition))
 
 
 # ---------------------------------------------------------------- prices

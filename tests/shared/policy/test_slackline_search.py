@@ -108,9 +108,10 @@ def test_no_load_is_found_on_which_slackline_is_far_behind(workload: str, load: 
 
 WITHIN_15_S, WITHIN_30_S = Tier(slo=Slo(ttlt_s=15.0)), Tier(slo=Slo(ttlt_s=30.0))
 PLAIN: Load = {"definition": Definition.MAX_TPOT_10, "burstiness": 1.0, "replicas": 1, "draft": 0.0}
+BY_LAST_TOKEN: Load = {**PLAIN, "definition": Definition.TTLT}
 # Loads on which it was far behind when a search found them, and what it loses there now. Of the
 # first, 239 requests, edf loses 1; of the second, 265, edf loses 54; of the third, 237, adaserve
-# loses 15.
+# loses 15; of the fourth, 260, srpf loses 20, and of the fifth, 224, as many.
 FOUND = [
     ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 0),
     (
@@ -135,6 +136,33 @@ FOUND = [
             "seed": 878,
         },
         12,
+    ),
+    (
+        "sharegpt",
+        {
+            **BY_LAST_TOKEN,
+            "tiers": [
+                Tier(slo=Slo(ttft_s=0.3, tbt_s=0.07), share=0.6),
+                Tier(slo=Slo(ttft_s=0.6, tbt_s=0.089), share=0.3),
+            ],
+            "times": 1.1,
+            "seed": 92,
+        },
+        25,
+    ),
+    (
+        "sharegpt",
+        {
+            **BY_LAST_TOKEN,
+            "tiers": [
+                Tier(slo=Slo(ttft_s=1.2, tbt_s=0.04)),
+                Tier(slo=Slo(ttft_s=0.3, tbt_s=0.054), share=0.6),
+            ],
+            "times": 0.7,
+            "burstiness": 3.0,
+            "seed": 9,
+        },
+        22,
     ),
 ]
 
