@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import nats.errors
 
 from shared.bus.nats import NatsBus
 from shared.schemas import Record
@@ -102,6 +103,9 @@ async def _records(bus: NatsBus, known: set[str]) -> str:
 
 async def _consumers(bus: NatsBus) -> str:
     """Say which streams have consumers: no service leaves one."""
-    infos = await bus._client.jetstream().streams_info()
+    try:
+        infos = await bus._client.jetstream().streams_info()
+    except nats.errors.TimeoutError:  # a broker that has come back may still be catching up
+        return "the brokers do not list their streams"
     left = [info.config.name for info in infos if info.state.consumer_count]
     return f"consumers of {left}" if left else ""
