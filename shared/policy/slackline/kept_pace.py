@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Floats
-from shared.policy.slackline.due import EARNING, LOOSE_S
+from shared.policy.slackline.due import EARNING, LOOSE_S, can_wait
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey
 
@@ -68,8 +68,7 @@ class Pace(NamedTuple):
 
 class Demand:
     """The requests with a TTFT or a pace that were lately offered here first: each replica of a
-    fleet has its part of them. A TTLT leaves time to wait for better days, so those that have one
-    are not counted.
+    fleet has its part of them. Those that can wait for better days (due.py) are not counted.
     """
 
     def __init__(self) -> None:
@@ -188,8 +187,8 @@ class Demand:
 
 
 def counts(offer: Offer) -> bool:
-    """Tells whether it has a TTFT or a pace, and no TTLT."""
-    if offer.slo.ttlt_s is not None:
+    """Tells whether it has a TTFT or a pace, and cannot wait."""
+    if can_wait(offer.slo):
         return False
     return offer.slo.ttft_s is not None or math.isfinite(pace_of(offer).tbt_s)
 

@@ -482,9 +482,9 @@ def _no_hope(view: View, hope: Floats, queue: Rows, work: Work, prices: Prices) 
 
 
 def _counts(view: View) -> Bools:
-    """[rows] as `counts` has it: with a TTFT or a pace, and no TTLT."""
+    """[rows] as `counts` has it: those with a TTFT or a pace that cannot wait."""
     dated: Bools = np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
-    return dated & ~view.has_ttlt
+    return dated & ~view.has_ttlt & ~catches_up(view)
 
 
 def _burdened(whole: Bools, work: Work) -> bool:
