@@ -505,7 +505,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Those that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [gpu for gpu in named.split(",") if gpu]
+        return [gpu for gpu in named.split(",") if gpu and gpu != "-1"]  # -1: none
     found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     return sorted((name for name in found if name.isdigit()), key=int)
 

@@ -77,7 +77,8 @@ def test_each_of_several_workers_has_gpus_of_its_own() -> None:
 def test_replicas_of_the_torch_engine_have_a_gpu_each_or_share_by_a_stated_part() -> None:
     spec, two = FleetSpec(engine="torch", replicas=2), {"CUDA_VISIBLE_DEVICES": "3,5"}
     assert [devices(spec, n, two)["CUDA_VISIBLE_DEVICES"] for n in (0, 1)] == ["3", "5"]
-    assert devices(spec, 1, {"CUDA_VISIBLE_DEVICES": ""}) == {}  # on the CPU
+    for none in ("", "-1"):  # on the CPU
+        assert devices(spec, 1, {"CUDA_VISIBLE_DEVICES": none}) == {}
     one = {"CUDA_VISIBLE_DEVICES": "3"}
     with pytest.raises(ConfigError, match=r"there is 1; .* SLACKLINE_WORKER_KV_BLOCKS"):
         devices(spec, 0, one)

@@ -105,7 +105,7 @@ def test_the_client_judges_by_the_definition_of_the_tier() -> None:
     assert not answered(Tally(DEMO_3.judged_by(Definition.MEAN_TPOT)), 0, [2.1, *at_s[1:]]).met
 
 
-def test_the_gap_between_tokens_that_arrive_at_onceis_zero() -> None:
+def test_the_gap_between_tokens_that_arrive_at_once_is_zero() -> None:
     tally = Tally(DEMO_3)
     outcome = tally.begin(planned(0), 0.0, 0.0)
     outcome.emit(2, 1.0)

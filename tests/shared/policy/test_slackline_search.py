@@ -109,9 +109,10 @@ def test_no_load_is_found_on_which_slackline_is_far_behind(workload: str, load: 
 WITHIN_15_S, WITHIN_30_S = Tier(slo=Slo(ttlt_s=15.0)), Tier(slo=Slo(ttlt_s=30.0))
 PLAIN: Load = {"definition": Definition.MAX_TPOT_10, "burstiness": 1.0, "replicas": 1, "draft": 0.0}
 BY_LAST_TOKEN: Load = {**PLAIN, "definition": Definition.TTLT}
-# Loads on which it was far behind when a search found them, and what it loses there now. Of the
-# first, 239 requests, edf loses 1; of the second, 265, edf loses 54; of the third, 237, adaserve
-# loses 15; of the fourth, 260, srpf loses 20, and of the fifth, 224, as many.
+# Loads on which it was far behind when a search found them (the last two: a draw at random), and
+# what it loses there now. Of the first, 239 requests, edf loses 1; of the second, 265, edf loses
+# 54; of the third, 237, adaserve loses 15; of the fourth, 260, srpf loses 20, and of the fifth,
+# 224, as many.
 FOUND = [
     ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 0),
     (
