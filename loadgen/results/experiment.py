@@ -37,6 +37,9 @@ DRAFT_VERSIONS: dict[str, int] = {}
 UNEQUAL_VERSIONS = {"slackline": 41}
 # The same for runs in which deadlines judge requests with a pace.
 DEADLINE_VERSIONS = {"slackline": 40}
+# The same for runs in which windows judge a pace below HARD_S, with a draft model.
+HARD_S = 0.015
+HARD_WINDOWS_VERSIONS = {"slackline": 42}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
@@ -105,8 +108,11 @@ class Run(Struct, frozen=True, kw_only=True):
             versions.append(DRAFT_VERSIONS.get(self.policy, VERSION))
         if self.important or len({tier.importance for tier in self.tiers.tiers.values()}) > 1:
             versions.append(UNEQUAL_VERSIONS.get(self.policy, VERSION))
-        paced = any(tier.slo.tbt_s is not None for tier in self.tiers.tiers.values())
-        if paced and self.definition == Definition.DEADLINE:
+        paces_s = [tier.slo.tbt_s for tier in self.tiers.tiers.values() if tier.slo.tbt_s is not None]
+        windows = self.definition == Definition.MAX_TPOT_10
+        if self.draft and windows and min(paces_s, default=HARD_S) < HARD_S:
+            versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))
+        if paces_s and self.definition == Definition.DEADLINE:
             versions.append(DEADLINE_VERSIONS.get(self.policy, VERSION))
         return max(versions)
 

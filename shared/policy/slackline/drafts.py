@@ -54,7 +54,9 @@ from shared.vocabulary import Definition
 _WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 # Below so many times what a pass of a few decodes takes, a pace leaves prefills little time. Where
 # each ten tokens are to keep it, drafts are too uncertain while plain passes can.
-NEEDED, NEEDED_BY_WINDOWS = 1.7, 1.0
+NEEDED, NEEDED_BY_WINDOWS = 1.7, 1.3
+# Where each ten tokens are to keep a pace, so much is counted on of the drafts accepted in the mean.
+SURE_BY_WINDOWS = 0.5
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
 FEW = 8  # decodes, as an example of what drafts bring
@@ -159,7 +161,7 @@ def drafting(
             assert best is not None
         if best.tokens_per_s <= least:
             return None
-        length_s = (1.0 + best.accepted) * tightest_s
+        length_s = (1.0 + float(_sure(view, tight, best).min())) * tightest_s
         length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
         longer_s = (1.0 + AT_ONCE) * best.seconds + 2 * MARGIN_S
         if length_s < longer_s and _runs_at_once(view, order[:1], AT_ONCE * best.seconds):
@@ -364,10 +366,16 @@ def _slack_s(
     earned = earns(definition) & np.isfinite(due_unix_s)
     of_deadline_s = due_unix_s + more_s - view.start_unix_s
     slack_s = np.where(earned, np.maximum(slack_s, of_deadline_s), slack_s)
-    spread_s = brings * timing.token_due_s[rows]
+    spread_s = np.where(drafts, 1.0 + _sure(view, rows, plan), 1.0) * timing.token_due_s[rows]
     of_windows_s = np.minimum(spread_s, timing.until_s[rows])
     slack_s = np.where(definition == _WINDOWS, np.minimum(slack_s, of_windows_s), slack_s)
     return float(slack_s[slack_s >= plan.seconds].min(initial=math.inf))
+
+
+def _sure(view: View, rows: Rows, plan: Plan) -> Floats:
+    """[rows] the accepted drafts of an iteration that each of these counts on."""
+    windows = view.definition[rows] == _WINDOWS
+    return np.where(windows, SURE_BY_WINDOWS * plan.accepted, plan.accepted)
 
 
 def _among(view: View, rows: Rows) -> Bools:
