@@ -108,7 +108,8 @@ class Run(Struct, frozen=True, kw_only=True):
             versions.append(DRAFT_VERSIONS.get(self.policy, VERSION))
         if self.important or len({tier.importance for tier in self.tiers.tiers.values()}) > 1:
             versions.append(UNEQUAL_VERSIONS.get(self.policy, VERSION))
-        paces_s = [tier.slo.tbt_s for tier in self.tiers.tiers.values() if tier.slo.tbt_s is not None]
+        slos = [tier.slo for tier in self.tiers.tiers.values()]
+        paces_s = [slo.tbt_s for slo in slos if slo.tbt_s is not None]
         windows = self.definition == Definition.MAX_TPOT_10
         if self.draft and windows and min(paces_s, default=HARD_S) < HARD_S:
             versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))

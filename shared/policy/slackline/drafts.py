@@ -55,7 +55,7 @@ _WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 # Below so many times what a pass of a few decodes takes, a pace leaves prefills little time. Where
 # each ten tokens are to keep it, drafts are too uncertain while plain passes can.
 NEEDED, NEEDED_BY_WINDOWS = 1.7, 1.3
-# Where each ten tokens are to keep a pace, so much is counted on of the drafts accepted in the mean.
+# Of the drafts accepted in the mean, so much counts where each ten tokens are to keep a pace.
 SURE_BY_WINDOWS = 0.5
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
