@@ -738,6 +738,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     free_blocks: Count = 0
     # of an iteration: KV blocks saved because requests share them, before those that ended left
     shared_blocks: Count = 0
+    draft_shared_blocks: Count = 0  # the same in the draft model's own KV
     started_unix_s: Finite = 0.0
     ended_unix_s: Finite = 0.0
     exec_s: Lasted = 0.0  # duration by the worker's monotonic clock
@@ -846,6 +847,7 @@ class ResyncPage(Struct, frozen=True, kw_only=True):
     entries: list[ResyncEntry]
     more: bool
     shared_blocks: Count = 0  # KV blocks that the entries save because they share them
+    draft_shared_blocks: Count = 0  # the same in the draft model's own KV
 
 
 # ---------------------------------------------------------------- worker <-> admission

@@ -322,6 +322,7 @@ class Seat:
                     answer.ack_seq,
                     entries,
                     answer.shared_blocks,
+                    answer.draft_shared_blocks,
                 )
                 self._resyncing = False
                 self._inbox.put(synced)

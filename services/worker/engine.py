@@ -88,6 +88,7 @@ class EngineState(NamedTuple):
     slots: Sequence[int]  # loaded
     # what is saved because slots share blocks: each counts as often as slots hold it, less once
     shared_blocks: int = 0
+    draft_shared_blocks: int = 0  # the same in the draft model's own KV
 
 
 class Engine(Protocol):

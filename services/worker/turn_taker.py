@@ -4,7 +4,7 @@ what of it is said.
 
 from collections.abc import Mapping, Sequence
 
-from services.worker.engine import Done, Engine, Likely, RefusedError
+from services.worker.engine import Done, Engine, Likely, Outcome, RefusedError
 from services.worker.speaker import Speaker
 from shared.columns import unpack_list
 from shared.core.turn import Ran, Turn, TurnDone, Work
@@ -49,15 +49,26 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
                 load.slot, load.sampling, unpack_list(load.resume.tokens), load.resume.text
             )
     if not turn.work:
-        return Ran([], 0.0, shared_blocks=engine.snapshot().shared_blocks)
+        return _ran(engine, [], Outcome([], 0.0))
     if refused:
         return _without(refused, engine, speaker, turn)
     outcome = engine.execute(turn.work, turn.selection)
     done = [
         _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
     ]
-    shared_blocks = engine.snapshot().shared_blocks
-    return Ran(done, outcome.exec_s, outcome.outside_s, outcome.drafted_s, shared_blocks)
+    return _ran(engine, done, outcome)
+
+
+def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
+    state = engine.snapshot()
+    return Ran(
+        done,
+        outcome.exec_s,
+        outcome.outside_s,
+        outcome.drafted_s,
+        state.shared_blocks,
+        state.draft_shared_blocks,
+    )
 
 
 def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:

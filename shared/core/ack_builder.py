@@ -10,12 +10,17 @@ NOT_RUN = Timing(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 class AckBuilder:
     def __init__(
-        self, turn: Turn | None = None, timing: Timing = NOT_RUN, shared_blocks: int = 0
+        self,
+        turn: Turn | None = None,
+        timing: Timing = NOT_RUN,
+        shared_blocks: int = 0,
+        draft_shared_blocks: int = 0,
     ) -> None:
         """Without a turn the ack reports ends between iterations."""
         self._turn = turn
         self._timing = timing
         self._shared_blocks = shared_blocks
+        self._draft_shared_blocks = draft_shared_blocks
         self._entries: list[tuple[int, TurnDone]] = []  # slot, what was done of it
         self._answering: list[tuple[int, int]] = []  # slot, output tokens that are thinking
         self._late: list[int] = []  # slots whose first late token came
@@ -74,6 +79,7 @@ class AckBuilder:
             thinking_tokens=pack([tokens for _, tokens in self._answering]),
             free_blocks=free_blocks,
             shared_blocks=self._shared_blocks,
+            draft_shared_blocks=self._draft_shared_blocks,
             started_unix_s=timing.started_unix_s,
             ended_unix_s=timing.ended_unix_s,
             exec_s=timing.exec_s,

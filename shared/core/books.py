@@ -55,6 +55,38 @@ COLUMNS = _columns(BookRows)
 VIEWED = tuple(field.name for field in fields(Rows))  # in the order that View takes them
 
 
+class SharedKv:
+    """The KV of one model, of which requests share some blocks. Rows hold each block as if it were
+    their own; `held` is their sum.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        # Of what rows hold, what the worker saves because requests share it, at the least: as it
+        # last said, less all that was dropped or ended since.
+        self.shared = 0
+        # blocks found in a prefix cache may be promised to a plan in flight already: the engine
+        # then does less of that plan
+        self.overdrawn = False
+
+    def share(self, blocks: int, held: int) -> None:
+        """The worker saves so many blocks, less those that plans in flight drop."""
+        self.shared = min(max(blocks, 0), held)
+        self.overdrawn = self.overdrawn or held - self.shared > self._blocks
+
+    def unshare(self, blocks: int) -> None:
+        """A row loses these blocks. Others may have all of them: then none gets free."""
+        self.shared = max(0, self.shared - blocks)
+
+    def free(self, held: int) -> int:
+        """The blocks that may still be promised."""
+        free = self._blocks - held + self.shared
+        if free < 0 and self.overdrawn:
+            return 0
+        self.overdrawn = False
+        return free
+
+
 class Books(BookRows):
     """The rows of every request that a replica holds, as predicted after the plans in flight."""
 
@@ -74,12 +106,7 @@ class Books(BookRows):
         self.context_tokens = context_tokens
         self.live = 0
         self.used = 0
-        # blocks found in a prefix cache may be promised to a plan in flight already: the engine
-        # then does less of that plan
-        self.overdrawn = False
-        # Of the blocks that rows hold, what the worker saves because requests share them, at the
-        # least: as it last said, less all that was dropped or ended since.
-        self.shared_blocks = 0
+        self.kv, self.draft_kv = SharedKv(kv_blocks), SharedKv(draft_kv_blocks)
         self.row_of: Indices = np.full(slots, -1, dtype=np.intp)
         # when the newest acked token of each slot came; the column of the view has those in flight
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
@@ -242,25 +269,28 @@ class Books(BookRows):
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.restarts[row] += 1
 
-    def share(self, blocks: int) -> None:
-        """The worker saves so many blocks, less those that plans in flight drop."""
-        held = int(self.kv_held_blocks[: self.used].sum())
-        self.shared_blocks = min(max(blocks, 0), held)
-        self.overdrawn = self.overdrawn or held - self.shared_blocks > self.kv_blocks
+    def share(self, blocks: int, draft_blocks: int) -> None:
+        """The worker saves so many blocks, and so many of the draft model's, less those that plans
+        in flight drop.
+        """
+        self.kv.share(blocks, self._held_blocks())
+        self.draft_kv.share(draft_blocks, self._draft_held_blocks())
 
     def _unshare(self, row: int) -> None:
-        """Its KV goes. Others may have all of its blocks: then none gets free."""
-        self.shared_blocks = max(0, self.shared_blocks - int(self.kv_held_blocks[row]))
+        """Its KV goes, the draft model's too."""
+        self.kv.unshare(int(self.kv_held_blocks[row]))
+        self.draft_kv.unshare(int(self.draft_held_blocks[row]))
 
     # ------------------------------------------------------------ sums
 
+    def _held_blocks(self) -> int:
+        return int(self.kv_held_blocks[: self.used].sum())
+
+    def _draft_held_blocks(self) -> int:
+        return int(self.draft_held_blocks[: self.used].sum())
+
     def kv_free_blocks(self) -> int:
-        held = int(self.kv_held_blocks[: self.used].sum())
-        free = self.kv_blocks - held + self.shared_blocks
-        if free < 0 and self.overdrawn:
-            return 0
-        self.overdrawn = False
-        return free
+        return self.kv.free(self._held_blocks())
 
     def blocks_for(self, rows: Indices, caps: Ints) -> Ints:
         """Blocks that entries with these caps newly take, at their upper bound."""
@@ -269,7 +299,7 @@ class Books(BookRows):
         return needed
 
     def draft_free_blocks(self) -> int:
-        return self.draft_kv_blocks - int(self.draft_held_blocks[: self.used].sum())
+        return self.draft_kv.free(self._draft_held_blocks())
 
     def draft_blocks_for(self, rows: Indices, most: Ints) -> Ints:
         """Blocks of the draft model's KV that drafting for these rows newly takes, at its upper

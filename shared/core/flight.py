@@ -36,6 +36,7 @@ class Flight:
     # sent while another was with the worker: with a longer lead it would have been there sooner
     follows: bool
     dropped_blocks: int  # held by what its orders release and preempt
+    dropped_draft_blocks: int  # the same of the draft model's KV
     reshaped: bool = False  # its shape has changed since its time was predicted
 
     def predict_entry(

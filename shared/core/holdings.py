@@ -23,6 +23,7 @@ class Holdings:
         # Of that sum, what the engine saves because requests share blocks. It was so when the
         # engine last ran; of what has left since, all may have been shared.
         self.shared_blocks = 0
+        self.draft_shared_blocks = 0  # the same in the draft model's own KV
         self._requests: dict[int, HeldRequest] = {}
         self._slot_of: dict[RequestKey, int] = {}
         self._ending: set[int] = set()  # slots that end at the next boundary
@@ -130,6 +131,7 @@ class Holdings:
 
     def _leave(self, request: HeldRequest) -> None:
         self.shared_blocks = max(0, self.shared_blocks - self._blocks(request.computed))
+        self.draft_shared_blocks = max(0, self.draft_shared_blocks - self._blocks(request.drafted))
         self.fill(request, 0)
         request.drafted = 0
 

@@ -55,7 +55,8 @@ class Prediction:
         self.flights: deque[Flight] = deque()
         # slots whose end is in flight: their rows are not corrected any more
         self.releasing: set[int] = set()
-        self._dropped_blocks = 0  # by the orders of the plan that is being made
+        # by the orders of the plan that is being made
+        self._dropped_blocks = self._dropped_draft_blocks = 0
 
     # ------------------------------------------------------------ before a plan is sent
 
@@ -133,6 +134,7 @@ class Prediction:
 
     def _drop(self, row: int) -> None:
         self._dropped_blocks += int(self._books.kv_held_blocks[row])
+        self._dropped_draft_blocks += int(self._books.draft_held_blocks[row])
         self._books.drop_kv(row)
 
     # ------------------------------------------------------------ a plan is sent
@@ -203,8 +205,9 @@ class Prediction:
             end_unix_s=end_unix_s,
             follows=bool(self.flights),
             dropped_blocks=self._dropped_blocks,
+            dropped_draft_blocks=self._dropped_draft_blocks,
         )
-        self._dropped_blocks = 0
+        self._dropped_blocks = self._dropped_draft_blocks = 0
         self.flights.append(flight)
         return flight
 
@@ -279,12 +282,16 @@ class Prediction:
 
     # ------------------------------------------------------------ while plans are in flight
 
-    def share(self, blocks: int) -> None:
-        """After the newest acked plan the worker saved so many blocks. All that the plans in flight
-        drop may be among them.
+    def share(self, blocks: int, draft_blocks: int) -> None:
+        """After the newest acked plan the worker saved so many blocks, and so many of the draft
+        model's. All that the plans in flight drop may be among them.
         """
-        dropped = self._dropped_blocks + sum(flight.dropped_blocks for flight in self.flights)
-        self._books.share(blocks - dropped)
+        blocks -= self._dropped_blocks
+        draft_blocks -= self._dropped_draft_blocks
+        for flight in self.flights:
+            blocks -= flight.dropped_blocks
+            draft_blocks -= flight.dropped_draft_blocks
+        self._books.share(blocks, draft_blocks)
 
     def overcounted(self, slot: int) -> int:
         """Output tokens of the slot that the books already count and plans in flight have still to

@@ -190,7 +190,7 @@ class Reconciliation:
             has += computed
             self._emit(row, later, j, int(left <= cap), later.end_unix_s)
         known = int(books.prompt_tokens[row] + books.generated_tokens[row])
-        books.overdrawn = books.overdrawn or has > books.computed_tokens[row]
+        books.kv.overdrawn = books.kv.overdrawn or has > books.computed_tokens[row]
         books.computed_tokens[row] = has
         decoding = books.generated_tokens[row] > 0 and has == known - 1
         books.phase[row] = DECODE if decoding else PREFILL if has else WAITING

@@ -225,7 +225,7 @@ class ReplicaCore:
                 generated_tokens=entry.generated_tokens,
                 draft_tokens=entry.draft_tokens,
             )
-        self._books.share(event.shared_blocks)
+        self._books.share(event.shared_blocks, event.draft_shared_blocks)
         self._synced = True
         self._idle = False
         self._last_end_unix_s = now_unix_s
@@ -391,7 +391,7 @@ class ReplicaCore:
         landing = self._reconciliation.reconcile(flight, ack)
         if landing is None:
             return None
-        self._ahead.share(ack.shared_blocks)
+        self._ahead.share(ack.shared_blocks, ack.draft_shared_blocks)
         if landing.missed:
             self.counters.mispredicted_entries += landing.missed
             self._changed()

@@ -29,6 +29,7 @@ class Synced:
     ack_seq: int
     entries: Sequence[ResyncEntry]
     shared_blocks: int = 0
+    draft_shared_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

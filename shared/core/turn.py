@@ -99,6 +99,7 @@ class Ran(NamedTuple):
     outside_s: float = 0.0  # the part of `exec_s` not spent in the model, where that is known
     drafted_s: float = 0.0  # the part in which the draft model worked, where that is known
     shared_blocks: int = 0  # that the engine saved by sharing, afterwards
+    draft_shared_blocks: int = 0  # the same in the draft model's own KV
 
 
 class Timing(NamedTuple):

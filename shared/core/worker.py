@@ -131,6 +131,11 @@ class WorkerCore:
         return self._holdings.shared_blocks
 
     @property
+    def draft_shared_blocks(self) -> int:
+        """The same in the draft model's own KV."""
+        return self._holdings.draft_shared_blocks
+
+    @property
     def draft_yields(self) -> list[DraftYield]:
         """The acceptance of drafts, as it has learned it."""
         return self._draft_yields.told()
@@ -342,9 +347,10 @@ class WorkerCore:
         drafted_s: float = 0.0,
         late_s: float = 0.0,
         shared_blocks: int = 0,
+        draft_shared_blocks: int = 0,
     ) -> Finished:
         """The running turn is over. `late_s`: of the time since it could begin, what is neither
-        `exec_s` nor `idle_s`. `shared_blocks`: as in EngineState.
+        `exec_s` nor `idle_s`. `shared_blocks`, `draft_shared_blocks`: as in EngineState.
         """
         turn = self._running
         assert turn is not None and turn.plan is not None
@@ -366,8 +372,9 @@ class WorkerCore:
             spent.drafts_s,
             drafted_s,
         )
-        ack = AckBuilder(turn, timing, shared_blocks)
+        ack = AckBuilder(turn, timing, shared_blocks, draft_shared_blocks)
         self._holdings.shared_blocks = shared_blocks
+        self._holdings.draft_shared_blocks = draft_shared_blocks
         outgoing = self._class_changes(turn.plan)
         chunks: list[Chunk] = []
         firsts: list[int] = []  # slots

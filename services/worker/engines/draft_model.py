@@ -93,6 +93,11 @@ class DraftModel:
         return self._blocks.free
 
     @property
+    def shared_blocks(self) -> int:
+        """The blocks saved because slots share them: as in EngineState."""
+        return self._blocks.shared
+
+    @property
     def recorded(self) -> int:
         """The passes recorded since requests are served."""
         return self._model.recorded

@@ -261,7 +261,12 @@ class TorchEngine:
             self._draft.release(slot)
 
     def snapshot(self) -> EngineState:
-        return EngineState(self._blocks.free, list(self._slots), self._blocks.shared)
+        return EngineState(
+            self._blocks.free,
+            list(self._slots),
+            self._blocks.shared,
+            0 if self._draft is None else self._draft.shared_blocks,
+        )
 
     def close(self) -> None:
         for slot in list(self._slots):

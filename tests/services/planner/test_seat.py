@@ -249,6 +249,39 @@ def test_a_worker_that_reports_what_it_cannot_hold_is_not_believed(
     assert misreported(ANNOUNCE, found) == reason
 
 
+def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> tuple[int, int]:
+        seat, worker = await a_seat()
+
+        def answer(resync: Resync, call: Call) -> None:
+            entries = [
+                ResyncEntry(
+                    slot=slot,
+                    offer=replace(offer(slot), prompt_tokens=90, generated_tokens=2),
+                    generated_tokens=2,
+                    computed_tokens=91,
+                    draft_tokens=91,
+                )
+                for slot in range(2)
+            ]
+            page = ResyncPage(
+                announce=replace(ANNOUNCE, draft_kv_blocks=50), next_seq=1, ack_seq=0,
+                entries=entries, more=False, shared_blocks=5, draft_shared_blocks=4,
+            )  # fmt: skip
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        running.cancel()
+        books = seat.core._books
+        return books.kv.shared, books.draft_kv.shared
+
+    assert run_virtual(main()) == (5, 4)
+
+
 def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
     """Its request has made all the tokens of the offer, and its end does not come."""
     core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)

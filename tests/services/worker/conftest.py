@@ -39,6 +39,6 @@ def no_block_is_leaked(torch_engines: None) -> Iterator[None]:
         if engine in before:
             continue
         engine.close()
-        assert engine.snapshot() == (engine.facts.kv_blocks, [], 0), "blocks are leaked"
+        assert engine.snapshot() == (engine.facts.kv_blocks, [], 0, 0), "blocks are leaked"
         draft = engine._draft
         assert draft is None or draft.free_blocks == draft.kv_blocks, "the draft has leaked blocks"

@@ -1,5 +1,5 @@
 """A sim engine whose requests share the KV blocks of their common beginnings, by the torch engine's
-own books.
+own books. So they do in the KV of its draft model, if that has a capacity.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from services.worker.engine import Done, EngineState, Outcome
 from services.worker.engines.paged import Blocks, Place
 from services.worker.engines.prefixes import Prefix
 from services.worker.engines.sim_engine import SimEngine, _Slot
+from shared.columns import unpack_list
 from shared.core.turn import Load, Work
 from shared.policy.speculation import along
 from shared.schemas import Selection
@@ -17,7 +18,7 @@ from shared.vocabulary import Slot
 
 class SharingEngine(SimEngine):
     """An entry that finds no room does nothing. `idle`: blocks that nobody holds are taken over,
-    too.
+    too. It has room for every draft that a plan asks for, or fails.
     """
 
     def __init__(self, *args: Any, idle: bool, **kwargs: Any) -> None:
@@ -25,6 +26,8 @@ class SharingEngine(SimEngine):
         self._idle = idle
         self._pool = Blocks(self.facts.kv_blocks, self.facts.block_tokens)
         self._kv: dict[Slot, tuple[Place, Prefix, list[int]]] = {}
+        self._draft_pool = Blocks(self.facts.draft_kv_blocks, self.facts.block_tokens)
+        self._draft_kv: dict[Slot, tuple[Place, Prefix]] = {}
         self.lapsed = 0
 
     def load(self, load: Load) -> None:
@@ -57,28 +60,50 @@ class SharingEngine(SimEngine):
             tokens += one.tokens
             self._pool.shrink(place, self._slots[slot].computed)
             prefix.name(self._pool, place, tokens, self._slots[slot].computed)
+            place, prefix = self._draft_kv[slot]
+            if place.blocks:
+                self._draft_pool.shrink(place, self._slots[slot].drafted)
+                prefix.name(self._draft_pool, place, tokens, self._slots[slot].drafted)
         for slot, found in cached.items():
             one = did.get(slot, Done(0, ()))
             did[slot] = one._replace(computed=one.computed + found, cached=found)
         self._pool.check(place for place, _, _ in self._kv.values())
+        self._draft_pool.check(place for place, _ in self._draft_kv.values())
         return ran._replace(done=[did.get(entry.slot, Done(0, ())) for entry in work])
 
     def preempt(self, slot: Slot) -> None:
         super().preempt(slot)
         place, _, tokens = self._kv[slot]
         self._pool.release(place)
+        self._draft_pool.release(self._draft_kv[slot][0])
         self._begin(slot, tokens)
 
     def release(self, slot: Slot) -> None:
         super().release(slot)
         self._pool.release(self._kv.pop(slot)[0])
+        self._draft_pool.release(self._draft_kv.pop(slot)[0])
 
     def snapshot(self) -> EngineState:
-        return EngineState(self._pool.free, list(self._slots), self._pool.shared)
+        return EngineState(
+            self._pool.free, list(self._slots), self._pool.shared, self._draft_pool.shared
+        )
 
     def _begin(self, slot: Slot, tokens: list[int]) -> None:
         size = self.facts.block_tokens
         self._kv[slot] = Place(size, len(tokens)), Prefix(size), tokens
+        self._draft_kv[slot] = Place(size, len(tokens)), Prefix(size)
+
+    def _check_draft_kv(self, work: Sequence[Work], selection: Selection) -> None:
+        columns = unpack_list(selection.depth), unpack_list(selection.width)
+        for entry, depth, width in zip(work, *columns, strict=True):
+            state, (place, prefix) = self._slots[entry.slot], self._draft_kv[entry.slot]
+            if not depth or not state.decoding or state.known != state.computed + 1:
+                continue
+            if not place.blocks:
+                tokens, pool = self._kv[entry.slot][2], self._draft_pool
+                prefix.begin(pool, place, tokens, pool.free if self._idle else 0)
+            most = state.known + max((depth - 1) * width, depth)  # as draft_room has it
+            assert self._draft_pool.grow(place, most), "more draft KV promised than there is"
 
     def _reserve(self, state: _Slot, tokens: int) -> None:
         """Blocks are counted in the pool."""

@@ -202,7 +202,7 @@ def test_kv_books_are_exact_under_any_load_execute_and_release(seed: int) -> Non
         assert set(state.slots) == set(held)
     for slot in held:
         engine.release(Slot(slot))
-    assert engine.snapshot() == (24, [], 0)
+    assert engine.snapshot() == (24, [], 0, 0)
 
 
 def test_misuse_is_a_bug_and_ends_the_process() -> None:

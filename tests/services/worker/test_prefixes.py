@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.worker.engine import Done
 from shared.columns import pack
 from shared.core.turn import Load, Work
+from shared.models import shipped
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
@@ -60,7 +61,7 @@ def test_a_prompt_that_begins_like_another_computes_only_the_rest(model: Path) -
     for slot in range(3):
         engine.release(Slot(slot))
     engine.check()
-    assert engine.snapshot() == (40, [], 0)
+    assert engine.snapshot() == (40, [], 0, 0)
     # nobody holds it now, and it is still known: the output of the first request, too
     longer = ask(engine, 0, [*PROMPT, *first.tokens, 1, 2, 3])
     assert longer.cached == 40
@@ -179,3 +180,30 @@ def test_a_block_is_free_known_or_owned_and_its_tokens_are_those_of_its_hash(
     for place, _, _ in held:
         blocks.release(place)
     assert blocks.free == total
+
+
+def test_an_engine_reports_what_requests_share_of_the_drafts_kv() -> None:
+    """The shipped models, and four requests of one prompt with 20 full blocks."""
+    engine = TorchEngine(
+        shipped.folder(shipped.DEFAULT),
+        profile="cpu",
+        device="cpu",
+        kv_blocks=128,
+        draft=shipped.draft_folder("", shipped.DEFAULT),
+    )
+    speculation = Selection(method="chain", depth=pack([2]), width=pack([1]), budget_tokens=3)
+    prompt = [7 + n % 90 for n in range(20 * engine.facts.block_tokens + 3)]
+    for slot in range(4):
+        ask(engine, slot, prompt)
+        state = engine.snapshot()
+        assert (state.shared_blocks, state.draft_shared_blocks) == (20 * slot, 0)
+    for slot in range(4):
+        engine.execute([Work(Slot(slot), 3, True)], speculation)
+        assert engine.snapshot().draft_shared_blocks == 20 * slot
+    engine.preempt(Slot(0))
+    assert engine.snapshot().draft_shared_blocks == 40
+    engine.release(Slot(1))
+    assert engine.snapshot().draft_shared_blocks == 20
+    engine.release(Slot(2))
+    assert engine.snapshot().draft_shared_blocks == 0
+    engine.check()

@@ -201,7 +201,7 @@ def play(
         )
         assert set(engine.snapshot().slots) == set(known)
         engine.check()
-    assert engine.snapshot() == (facts.kv_blocks, [], 0)
+    assert engine.snapshot() == (facts.kv_blocks, [], 0, 0)
 
 
 def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEngine:

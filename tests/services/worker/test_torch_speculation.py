@@ -166,7 +166,7 @@ def play(engine: TorchEngine, rng: Random, accepted: Counter[str]) -> Iterator[P
         assert state.free_blocks >= free  # a shared block counts for each that holds it
         engine.check()
         assert set(state.slots) == set(known)
-    assert engine.snapshot() == (facts.kv_blocks, [], 0)
+    assert engine.snapshot() == (facts.kv_blocks, [], 0, 0)
     assert engine._draft is not None
     assert engine._draft.free_blocks == engine._draft.kv_blocks
 

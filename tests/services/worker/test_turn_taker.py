@@ -35,6 +35,7 @@ class Picky:
         self.loads: dict[Slot, Load] = {}
         self.preempted: list[Slot] = []
         self.ran: list[list[Slot]] = []
+        self.shared = 0, 0
 
     def load(self, load: Load) -> None:
         if load.tokens[0] == self.REFUSED:
@@ -61,7 +62,7 @@ class Picky:
         del self.loads[slot]
 
     def snapshot(self) -> EngineState:
-        return EngineState(0, list(self.loads))
+        return EngineState(0, list(self.loads), *self.shared)
 
     def close(self) -> None: ...
 
@@ -128,6 +129,8 @@ class Worker:
             exec_s=ran.exec_s,
             idle_s=0.0,
             outside_s=ran.outside_s,
+            shared_blocks=ran.shared_blocks,
+            draft_shared_blocks=ran.draft_shared_blocks,
         )
         self.core.check()
         return finished
@@ -180,6 +183,18 @@ def test_what_a_prefix_cache_had_is_in_the_ack_and_in_the_books() -> None:
     assert unpack_list(finished.ack.emitted) == [1, 0]
     assert worker.core.free_blocks == 64 - 3 - 1
     assert (finished.ack.exec_s, finished.ack.outside_s) == (0.004, 0.001)
+
+
+def test_what_requests_share_is_in_the_ack_and_in_the_books() -> None:
+    worker = Worker(1, 2)
+    for entries in ([(0, PROMPT), (1, PROMPT)], []):
+        worker.engine.shared = (3, 2) if entries else (2, 1)
+        finished = worker.run(*entries)
+        assert (
+            finished.ack.shared_blocks,
+            finished.ack.draft_shared_blocks,
+        ) == worker.engine.shared
+        assert (worker.core.shared_blocks, worker.core.draft_shared_blocks) == worker.engine.shared
 
 
 def test_a_preempted_request_stays_with_the_engine_and_is_computed_again_from_the_start() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.simulator.timeline import Alarm, Timeline
-from services.worker.engine import EngineFacts
+from services.worker.engine import EngineFacts, EngineState
 from services.worker.engines.sim_engine import SimEngine, readable_token
 from shared.columns import pack, unpack_list
 from shared.core import record as life
@@ -438,6 +438,7 @@ class Bench:
                 worker.ack_seq,
                 worker.entries(),
                 worker.shared_blocks,
+                worker.draft_shared_blocks,
             )
             self.after(self.synced, core, event)
 
@@ -471,7 +472,7 @@ class Bench:
                     turn,
                     done,
                     self.line.now_s,
-                    self.engine.snapshot().shared_blocks,
+                    self.engine.snapshot(),
                 )
 
     def run(self, turn: Turn) -> tuple[list[TurnDone], float]:
@@ -479,6 +480,9 @@ class Bench:
             self.engine.preempt(Slot(slot))
         for slot in turn.releases:
             self.engine.release(Slot(slot))
+        shared, said = self.engine.snapshot(), self.worker
+        assert said.shared_blocks <= shared.shared_blocks, "less is shared than was said"
+        assert said.draft_shared_blocks <= shared.draft_shared_blocks, "the draft's is not shared"
         for load in turn.loads:
             self.engine.load(
                 Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed)
@@ -496,7 +500,7 @@ class Bench:
             self.drafted += did.drafted
         return done, outcome.exec_s
 
-    def end(self, turn: Turn, done: list[TurnDone], began_s: float, shared_blocks: int) -> None:
+    def end(self, turn: Turn, done: list[TurnDone], began_s: float, state: EngineState) -> None:
         now_s = self.line.now_s
         self.stored(
             self.worker.finish(
@@ -505,7 +509,8 @@ class Bench:
                 ended_unix_s=now_s,
                 exec_s=now_s - began_s,
                 idle_s=0.0,
-                shared_blocks=shared_blocks,
+                shared_blocks=state.shared_blocks,
+                draft_shared_blocks=state.draft_shared_blocks,
             )
         )
         self.go_on()

@@ -238,3 +238,64 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
     assert drafting([2, 0, 1], 0) == [0, 1]
     books.remove(0)
     assert drafting([1, 2], 0) == [1, 2]
+
+
+def test_draft_kv_that_requests_share_counts_once_and_is_free_only_when_the_last_has_left() -> None:
+    """Two decodes of 24 tokens draft three deep, in seven blocks of four each. Their first six hold
+    the same. When one of them leaves, or loses its KV, all of it may be what the other has.
+    """
+
+    def drafting() -> tuple[Books, Prediction]:
+        books = Books(
+            slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16
+        )
+        ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+        for slot in (0, 1):
+            books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+        launch(ahead)
+        ahead.flights.popleft()
+        assert books.draft_free_blocks() == 2
+        ahead.share(0, 6)
+        assert books.draft_free_blocks() == 8
+        return books, ahead
+
+    def launch(ahead: Prediction) -> None:
+        depth, width = np.full(2, 3, dtype=np.int32), np.ones(2, dtype=np.int32)
+        speculation = Speculation("chain", depth, width, 1 << 20)
+        choice = Choice(slots=np.array([0, 1]), caps=depth + np.int32(1), speculation=speculation)
+        ahead.launch(0, ahead.entries(choice), NOW, HalfASecond())
+
+    books, ahead = drafting()
+    books.remove(0)
+    assert books.draft_free_blocks() == 9
+    ahead.share(0, 0)
+    assert books.draft_free_blocks() == 9
+
+    books, ahead = drafting()
+    ahead.preempt(0)
+    assert books.draft_free_blocks() == 9
+    ahead.share(0, 6)  # the ack of a plan from before
+    assert books.draft_free_blocks() == 9
+    ahead.launch(
+        1, ahead.entries(Choice(slots=np.array([1]), caps=np.array([1]))), NOW, HalfASecond()
+    )
+    ahead.share(0, 6)
+    assert books.draft_free_blocks() == 9
+    ahead.flights.clear()
+    ahead.share(0, 0)  # and of that which drops it
+    assert books.draft_free_blocks() == 9
+
+
+def test_draft_kv_that_turns_out_to_be_shared_no_more_is_not_promised_again() -> None:
+    """The worker freed a request that shared before its end was reported."""
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=10)
+    for slot in (0, 1):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+    books.share(0, 6)
+    assert books.draft_free_blocks() == 4
+    books.share(0, 0)
+    books.check()
+    assert books.draft_free_blocks() == 0
+    books.remove(0)
+    books.check()
+    assert books.draft_free_blocks() == 4

@@ -189,6 +189,23 @@ def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
 
 
 @COMMON
+@given(schedules(policies=["chaos"], faults=True, drafts=True, sharing="held"))
+def test_where_requests_share_the_drafts_blocks_no_more_is_promised_than_there_is(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    """The engine of the bench fails where trees do not fit."""
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["chaos"], faults=True, drafts=True, sharing="left"))
+def test_no_more_draft_kv_is_promised_where_requests_share_what_others_have_left(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    Bench(*schedule).run_all()
+
+
+@COMMON
 @given(schedules(policies=POLICIES, faults=True, sharing="left"))
 def test_requests_that_share_what_others_have_left_end_as_others_do(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -210,6 +227,27 @@ def test_the_books_hold_more_requests_where_they_share_their_prompts() -> None:
         asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=40, output=40, slo=Slo(ttlt_s=60.0))] * 8
         bench, found = Bench(world, asks, []), list[int]()
         bench.watch = lambda view: found.append(int((view.kv_held_blocks > 0).sum()))
+        bench.run_all()
+        return max(found)
+
+    assert (most(""), most("held")) == (2, 5)
+
+
+def test_the_books_let_more_requests_draft_where_they_share_their_prompts() -> None:
+    """Eight requests of one prompt of 96 tokens and 40 of answer. The draft model has KV for 256:
+    by themselves two of them draft at a time.
+    """
+
+    def most(sharing: str) -> int:
+        """The most requests that the draft model had KV of at one time."""
+        world = World(
+            policy="vllm", depth=2, kv_blocks=512, block_tokens=4, slots=16, delay_s=0.002,
+            noise=0.0, seed=1, draft_kv_blocks=64, sharing=sharing,
+            settings={"spec_tokens": "2"},
+        )  # fmt: skip
+        asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=40, output=40, slo=Slo(ttlt_s=60.0))] * 8
+        bench, found = Bench(world, asks, []), list[int]()
+        bench.watch = lambda view: found.append(int((view.draft_tokens > 0).sum()))
         bench.run_all()
         return max(found)
 

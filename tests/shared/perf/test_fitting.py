@@ -263,7 +263,7 @@ def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up(seed: in
     measurement = Measurement(hand, random.Random(seed))  # type: ignore[arg-type]
     timings = measurement.run(4.0, clock=lambda: hand.now_s)
     assert 4.0 <= hand.now_s <= 4.0 + hand.longest_s + 0.01
-    assert hand.snapshot() == (2048, [], 0)
+    assert hand.snapshot() == (2048, [], 0, 0)
     shapes = [one.shape for one in timings]
     assert {shape.decodes for shape in shapes} >= {0, 1, 8, 32}
     assert max(shape.prefill_tokens for shape in shapes) >= 512
@@ -314,7 +314,7 @@ def test_small_and_slow_engines_are_measured_within_their_bounds(
     hand = Hand(kv_blocks=kv_blocks, max_slots=max_slots, context_tokens=context_tokens, pace=pace)
     measurement = Measurement(hand, random.Random(seed))  # type: ignore[arg-type]
     measurement.run(2.0, clock=lambda: hand.now_s)
-    assert hand.snapshot() == (kv_blocks, [], 0)
+    assert hand.snapshot() == (kv_blocks, [], 0, 0)
     assert hand.now_s <= 2.0 + hand.longest_s + 0.01
     assert hand.longest_s <= max(0.5, 80 * 0.00065 * pace)
 

@@ -148,7 +148,7 @@ def let_go() -> Iterator[None]:
     for engine in BUILT:
         for slot in engine.snapshot().slots:
             engine.release(slot)
-        assert engine.snapshot() == (engine.facts.kv_blocks, [], 0), "blocks are leaked"
+        assert engine.snapshot() == (engine.facts.kv_blocks, [], 0, 0), "blocks are leaked"
 
 
 @pytest.fixture(scope="session")

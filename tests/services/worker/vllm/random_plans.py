@@ -107,7 +107,9 @@ class Play:
             if idle >= 5 and self.held:
                 self.preempt(self.rng.choice(sorted(self.held)))
             assert idle < 500, "nothing goes on"
-        assert self.engine.snapshot() == (self.engine.facts.kv_blocks, [], 0), "blocks are leaked"
+        assert self.engine.snapshot() == (self.engine.facts.kv_blocks, [], 0, 0), (
+            "blocks are leaked"
+        )
         assert vllms_own_books(self.engine) == (0, 0, 0), "vLLM still knows a request"
         return outputs
 

@@ -83,7 +83,7 @@ def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_lat
     assert not any(state.request.num_preemptions for state in engine._slots.values())
     for slot in (1, 2, 3):
         engine.release(Slot(slot))
-    assert engine.snapshot() == (KV_BLOCKS, [], 0)
+    assert engine.snapshot() == (KV_BLOCKS, [], 0, 0)
 
 
 def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) -> None:
@@ -99,7 +99,7 @@ def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) 
         )
         engine.preempt(Slot(2))
         engine.preempt(Slot(0))  # has nothing: nothing happens
-        assert engine.snapshot() == (KV_BLOCKS - 2 - 4, [0, 1, 2, 3], 0)
+        assert engine.snapshot() == (KV_BLOCKS - 2 - 4, [0, 1, 2, 3], 0, 0)
         for slot, free in ((0, 18), (1, 20), (2, 20), (3, 24)):
             engine.release(Slot(slot))
             assert engine.snapshot().free_blocks == free
@@ -140,4 +140,4 @@ def test_misuse_is_a_bug_and_ends_the_process(plain: Engines) -> None:
         with pytest.raises(KeyError):
             call(unknown)
     engine.release(Slot(0))
-    assert engine.snapshot() == (KV_BLOCKS, [], 0)
+    assert engine.snapshot() == (KV_BLOCKS, [], 0, 0)

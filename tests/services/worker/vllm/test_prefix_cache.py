@@ -55,7 +55,7 @@ def test_whoever_shares_a_beginning_shares_its_blocks_and_a_preempted_request_fi
     assert (again.computed, again.cached, len(again.tokens)) == (67, 64, 1)
     for slot in (0, 1):
         caching.release(Slot(slot))
-    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0)
+    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0, 0)
 
 
 def test_an_adapter_finds_nothing_of_the_model_itself(caching: Any) -> None:
@@ -85,7 +85,7 @@ def test_hits_for_which_the_books_have_no_room_are_not_taken(caching: Any) -> No
     assert (done.computed, done.cached) == (10, 0)
     for slot in range(3):
         caching.release(Slot(slot))
-    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0)
+    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -256,7 +256,7 @@ def test_a_format_that_no_grammar_can_be_made_of_is_refused_and_others_go_on(
     [done] = caching.execute([Work(Slot(1), len(known.prompts[n]), True)], None).done
     assert list(done.tokens) == known.outputs[n][:1]
     caching.release(Slot(1))
-    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0)
+    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0, 0)
 
 
 @pytest.mark.parametrize("moved", [False, True])
