@@ -10,7 +10,12 @@ FARTHEST = 10.0  # from what was announced
 
 
 class DraftCorrection:
-    """`now` is the draft model as policies see it; None: there is none."""
+    """`now` is the draft model as policies see it; None: there is none.
+
+    It learns the ratio of steps, and takes that of reading to be the same. Iterations in which the
+    draft begins with a request are left out: the engine alone knows how much of the context was
+    found in a cache.
+    """
 
     def __init__(self, announced: Draft | None) -> None:
         self.now = self._announced = announced

@@ -31,6 +31,9 @@ class Flight:
     restarts: Ints  # books.restarts when it was sent
     shape: BatchShape
     draft_s: float
+    # the draft model has nothing of a request that drafts: it reads the whole context, or finds a
+    # part of it in its cache
+    draft_begins: bool
     predicted_s: float
     end_unix_s: float  # predicted
     # sent while another was with the worker: with a longer lead it would have been there sooner

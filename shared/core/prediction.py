@@ -44,6 +44,7 @@ class Drafting(NamedTuple):
     draft_caps: Ints  # positions that it may fill in the draft model's KV
     seconds: float  # of the draft model
     selection: Selection | None
+    begins: bool = False  # the draft model has nothing of some request yet
 
 
 class Prediction:
@@ -201,6 +202,7 @@ class Prediction:
             restarts=restarts,
             shape=shape,
             draft_s=drafting.seconds,
+            draft_begins=drafting.begins,
             predicted_s=predicted_s,
             end_unix_s=end_unix_s,
             follows=bool(self.flights),
@@ -262,10 +264,11 @@ class Prediction:
         if books.draft_kv_blocks:
             newly = books.draft_blocks_for(rows, draft_caps)
             books.draft_held_blocks[rows] += np.where(drafts, newly, 0)
+        begins = not books.draft_tokens[rows[drafting]].all()
         seconds = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting])
         books.unsure_tokens[rows] += unsure
         selection = _selection(speculation, depth)
-        return Drafting(computed, unsure, verified, draft_caps, seconds, selection)
+        return Drafting(computed, unsure, verified, draft_caps, seconds, selection, begins)
 
     def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
         """The seconds of drafting for these rows, whose positions the draft then has, too."""

@@ -426,7 +426,8 @@ class ReplicaCore:
         self.counters.idle_s += ack.idle_s
         drafted_s = ack.drafted_s or flight.draft_s
         self._profile.observe(landing.shape, ack.exec_s - drafted_s, ack.late_s)
-        self._draft.observe(flight.draft_s, ack.drafted_s)
+        if not flight.draft_begins:
+            self._draft.observe(flight.draft_s, ack.drafted_s)
         if flight.follows:
             self._lead.observe(ack.idle_s, ack.exec_s)
         seen = Observation(

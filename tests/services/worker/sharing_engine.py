@@ -11,6 +11,7 @@ from services.worker.engines.prefixes import Prefix
 from services.worker.engines.sim_engine import SimEngine, _Slot
 from shared.columns import unpack_list
 from shared.core.turn import Load, Work
+from shared.policy.acceptance import Speculated
 from shared.policy.speculation import along
 from shared.schemas import Selection
 from shared.vocabulary import Slot
@@ -18,7 +19,8 @@ from shared.vocabulary import Slot
 
 class SharingEngine(SimEngine):
     """An entry that finds no room does nothing. `idle`: blocks that nobody holds are taken over,
-    too. It has room for every draft that a plan asks for, or fails.
+    too. It has room for every draft that a plan asks for, or fails; a prompt that its draft model
+    finds costs nothing.
     """
 
     def __init__(self, *args: Any, idle: bool, **kwargs: Any) -> None:
@@ -29,6 +31,7 @@ class SharingEngine(SimEngine):
         self._draft_pool = Blocks(self.facts.draft_kv_blocks, self.facts.block_tokens)
         self._draft_kv: dict[Slot, tuple[Place, Prefix]] = {}
         self.lapsed = 0
+        self._drafted_s = 0.0  # of the newest iteration
 
     def load(self, load: Load) -> None:
         super().load(load)
@@ -53,6 +56,7 @@ class SharingEngine(SimEngine):
             runs.append(run)
         if selection is not None:
             selection = along(selection, kept) if kept else None
+        self._drafted_s = 0.0
         ran = super().execute(runs, selection)
         did = dict(zip((run.slot for run in runs), ran.done, strict=True))
         for slot, one in did.items():
@@ -69,7 +73,8 @@ class SharingEngine(SimEngine):
             did[slot] = one._replace(computed=one.computed + found, cached=found)
         self._pool.check(place for place, _, _ in self._kv.values())
         self._draft_pool.check(place for place, _ in self._draft_kv.values())
-        return ran._replace(done=[did.get(entry.slot, Done(0, ())) for entry in work])
+        done = [did.get(entry.slot, Done(0, ())) for entry in work]
+        return ran._replace(done=done, drafted_s=self._drafted_s)
 
     def preempt(self, slot: Slot) -> None:
         super().preempt(slot)
@@ -93,7 +98,17 @@ class SharingEngine(SimEngine):
         self._kv[slot] = Place(size, len(tokens)), Prefix(size), tokens
         self._draft_kv[slot] = Place(size, len(tokens)), Prefix(size)
 
+    def _speculate(self, work: Sequence[Work], selection: Selection) -> Speculated:
+        if self.facts.draft_kv_blocks:
+            self._make_draft_room(work, selection)
+        did = super()._speculate(work, selection)
+        self._drafted_s = did.drafted_s
+        return did
+
     def _check_draft_kv(self, work: Sequence[Work], selection: Selection) -> None:
+        """Blocks are counted in the pool."""
+
+    def _make_draft_room(self, work: Sequence[Work], selection: Selection) -> None:
         columns = unpack_list(selection.depth), unpack_list(selection.width)
         for entry, depth, width in zip(work, *columns, strict=True):
             state, (place, prefix) = self._slots[entry.slot], self._draft_kv[entry.slot]
@@ -101,7 +116,8 @@ class SharingEngine(SimEngine):
                 continue
             if not place.blocks:
                 tokens, pool = self._kv[entry.slot][2], self._draft_pool
-                prefix.begin(pool, place, tokens, pool.free if self._idle else 0)
+                spare = pool.free if self._idle else 0
+                state.drafted = prefix.begin(pool, place, tokens, spare)
             most = state.known + max((depth - 1) * width, depth)  # as draft_room has it
             assert self._draft_pool.grow(place, most), "more draft KV promised than there is"
 

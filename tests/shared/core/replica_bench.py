@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.simulator.timeline import Alarm, Timeline
-from services.worker.engine import EngineFacts, EngineState
+from services.worker.engine import EngineFacts, EngineState, Outcome
 from services.worker.engines.sim_engine import SimEngine, readable_token
 from shared.columns import pack, unpack_list
 from shared.core import record as life
@@ -464,18 +464,19 @@ class Bench:
             turn = self.worker.begin(now_unix_s=self.line.now_s)
             if turn is None:
                 return
-            done, exec_s = self.run(turn)
+            done, ran = self.run(turn)
             if turn.plan is not None:
                 self.line.after(
-                    exec_s * (1 + self.world.noise * self.rng.random()),
+                    ran.exec_s * (1 + self.world.noise * self.rng.random()),
                     self.end,
                     turn,
                     done,
                     self.line.now_s,
+                    ran.drafted_s,
                     self.engine.snapshot(),
                 )
 
-    def run(self, turn: Turn) -> tuple[list[TurnDone], float]:
+    def run(self, turn: Turn) -> tuple[list[TurnDone], Outcome]:
         for slot in turn.preempts:
             self.engine.preempt(Slot(slot))
         for slot in turn.releases:
@@ -488,7 +489,7 @@ class Bench:
                 Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed)
             )
         if not turn.work:
-            return [], 0.0
+            return [], Outcome([], 0.0)
         outcome = self.engine.execute(
             [Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection
         )
@@ -498,9 +499,16 @@ class Bench:
             finish = work.limit_reason if kept and len(kept) == work.limit else None
             done.append(TurnDone(did.computed, kept, "", finish, did.drafted, cached=did.cached))
             self.drafted += did.drafted
-        return done, outcome.exec_s
+        return done, outcome
 
-    def end(self, turn: Turn, done: list[TurnDone], began_s: float, state: EngineState) -> None:
+    def end(
+        self,
+        turn: Turn,
+        done: list[TurnDone],
+        began_s: float,
+        drafted_s: float,
+        state: EngineState,
+    ) -> None:
         now_s = self.line.now_s
         self.stored(
             self.worker.finish(
@@ -509,6 +517,7 @@ class Bench:
                 ended_unix_s=now_s,
                 exec_s=now_s - began_s,
                 idle_s=0.0,
+                drafted_s=drafted_s,
                 shared_blocks=state.shared_blocks,
                 draft_shared_blocks=state.draft_shared_blocks,
             )

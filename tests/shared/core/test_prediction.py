@@ -299,3 +299,28 @@ def test_draft_kv_that_turns_out_to_be_shared_no_more_is_not_promised_again() ->
     books.remove(0)
     books.check()
     assert books.draft_free_blocks() == 4
+
+
+def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000)
+    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    for slot in (0, 1):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+
+    def begins(*depths: int) -> bool:
+        depth = np.array(depths, dtype=np.int32)
+        speculation = Speculation("chain", depth, np.ones(len(depths), dtype=np.int32), 1 << 20)
+        choice = Choice(
+            slots=np.arange(len(depths)), caps=depth + np.int32(1), speculation=speculation
+        )
+        return ahead.launch(0, ahead.entries(choice), NOW, HalfASecond()).draft_begins
+
+    assert not begins(0, 0)
+    assert begins(2, 0)
+    assert not begins(2, 0)
+    assert begins(2, 2)
+    assert not begins(2, 2)
+    ahead.preempt(1)
+    books.phase[books.row_of[1]] = Phase.DECODE  # its KV is computed again
+    assert begins(2, 2)
+    assert not begins(2, 2)

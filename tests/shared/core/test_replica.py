@@ -251,4 +251,21 @@ def test_the_books_let_more_requests_draft_where_they_share_their_prompts() -> N
         bench.run_all()
         return max(found)
 
-    assert (most(""), most("held")) == (2, 5)
+    assert most("") == 2
+    assert most("held") >= 5
+
+
+def test_steps_do_not_look_cheaper_where_the_draft_finds_prompts_in_its_cache() -> None:
+    """Requests of one prompt of 96 tokens. The engine takes the time that was predicted for each
+    draft step, and none for the prompt but the first time.
+    """
+    world = World(
+        policy="vllm", depth=2, kv_blocks=512, block_tokens=4, slots=16, delay_s=0.002,
+        noise=0.0, seed=1, draft_kv_blocks=512, sharing="left", settings={"spec_tokens": "2"},
+    )  # fmt: skip
+    asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=8, output=8, slo=Slo(ttlt_s=60.0))] * 60
+    bench, steps = Bench(world, asks, []), list[float]()
+    bench.watch = lambda view: steps.append(view.draft.step if view.draft is not None else 0.0)
+    bench.run_all()
+    assert bench.drafted > 100
+    assert min(steps) > 0.97
