@@ -49,7 +49,7 @@ def _heading(found: Comparison) -> str:
         f"{found.began}, `{found.command}` ({_seeds(found)}), {found.machine}; load average "
         f"{before:.1f} before the first run, {after:.1f} after the last. "
         f"{found.rows[0].requests} requests a turn, {rates} a second for "
-        f"{found.load.stage_s:g} s each; TPOT {paces} ms."
+        f"{found.load.stage_s:g} s each; TPOT {paces} ms. Threads: {_threads(found)}."
     )
 
 
@@ -57,6 +57,12 @@ def _seeds(found: Comparison) -> str:
     """The seeds of the loads, of which each turn of all policies has one."""
     first, *others = sorted({row.seed for row in found.rows})
     return f"seeds {first} to {others[-1]}" if others else f"seed {first}"
+
+
+def _threads(found: Comparison) -> str:
+    """The numbers of threads with which engines computed."""
+    numbers = sorted({row.threads or 0 for row in found.rows})
+    return ", ".join(str(number) if number else "not recorded" for number in numbers)
 
 
 def _percent(fraction: float) -> str:

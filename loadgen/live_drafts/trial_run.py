@@ -36,6 +36,7 @@ from shared.schemas import Announce
 ANNOUNCED_WITHIN_S = 5.0
 WAIT_S = 60.0  # for what still runs after the last arrival
 KV_BLOCKS, BLOCK_TOKENS = 2048, 16
+THREADS = 1  # of the engine, whatever the caller's OMP_NUM_THREADS says
 VLLM_DRAFTS = 5  # the most of a request and iteration
 
 
@@ -72,6 +73,7 @@ class Row(Struct, frozen=True, kw_only=True):
     profile_error: float | None  # relative, of the fit to its iterations
     times: float  # what the iterations took together, over what the fit says
     late_s: float  # the longest time by which a request was sent too late
+    threads: int | None = None  # of the engine; None: not recorded
 
     @property
     def policy_with_settings(self) -> str:
@@ -145,6 +147,7 @@ def fleet_spec(contestant: Contestant, system: System, tiers: Path) -> FleetSpec
     environment: Mapping[str, str] = {
         "SLACKLINE_WORKER_KV_BLOCKS": str(KV_BLOCKS if engine != "vllm" else KV_BLOCKS // 2),
         "SLACKLINE_WORKER_MAX_SLOTS": "256",
+        "OMP_NUM_THREADS": str(THREADS),
     }
     return FleetSpec(
         replicas=1,
@@ -258,4 +261,5 @@ def row_of(
         profile_error=found.file.error.mape,
         times=found.times,
         late_s=late_s,
+        threads=THREADS,
     )

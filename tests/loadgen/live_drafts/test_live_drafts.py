@@ -11,13 +11,22 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from loadgen.bench.machine import Machine
+from loadgen.fleet.fleet import Fleet
 from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.__main__ import main
 from loadgen.live_drafts.comparison_page import Comparison, farthest, markdown, plot
 from loadgen.live_drafts.followed import Followed, Iteration, Trees
 from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
-from loadgen.live_drafts.trial_run import Row, System, attained, per_verification, row_of, serve
+from loadgen.live_drafts.trial_run import (
+    Row,
+    System,
+    attained,
+    fleet_spec,
+    per_verification,
+    row_of,
+    serve,
+)
 from loadgen.live_drafts.turns import by_policy, in_turns
 from loadgen.live_drafts.worth import bands, gain, phases
 from shared.columns import pack
@@ -284,6 +293,24 @@ def test_the_simulator_serves_the_load_and_the_page_shows_both(
     assert plot(found, tmp_path / "plot.svg").read_text().startswith("<?xml")
     again = msgspec.json.decode(msgspec.json.encode(found), type=Comparison)
     assert markdown(again) == text
+
+
+async def test_engines_compute_on_one_thread_whatever_the_shell_says(
+    prompts: Questions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    for engine in ("torch", "vllm"):
+        spec = fleet_spec(Contestant("vllm", {}), System(engine), tmp_path / "tiers.json")
+        assert Fleet(spec)._environment()["OMP_NUM_THREADS"] == "1"
+    found = compared(prompts, tmp_path)
+    assert markdown(found).splitlines()[0].endswith("Threads: 1.")
+    kept = msgspec.to_builtins(found)
+    for row in kept["rows"]:
+        del row["threads"]  # as in results of before
+    earlier = msgspec.convert(kept, Comparison)
+    assert markdown(earlier).splitlines()[0].endswith("Threads: not recorded.")
+    both = replace(earlier, rows=[*earlier.rows, *found.rows])
+    assert markdown(both).splitlines()[0].endswith("Threads: not recorded, 1.")
 
 
 def test_turns_of_a_policy_are_one_row_that_says_how_far_they_lie_apart(
