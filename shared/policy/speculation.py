@@ -3,8 +3,9 @@ between drafting and verifying.
 
 A planner fixes depth, width and budget one plan ahead (seam.Speculation). Which nodes are verified
 can be chosen only once the draft has run: `select` chooses them, by needs that the worker has
-computed (need.py). These two are all of a policy that a worker executes. `draft_s` gives the cost
-of drafting.
+computed (need.py). These two are all of a policy that a worker executes. An engine that verifies
+chains alone (vLLM) asks `depths_of` in place of `select`, before it drafts. `draft_s` gives the
+cost of drafting.
 """
 
 from collections.abc import Callable, Sequence
@@ -144,6 +145,23 @@ def _by_level(nodes: Bools, like: Bools) -> Bools:
     """The inverse of `_by_entry`, in the shape of `like`."""
     levels, entries, beams = like.shape
     return nodes.reshape(entries, levels, beams).transpose(1, 0, 2)
+
+
+def depths_of(selection: Selection, caps: Ints, needed: Needs) -> Ints:
+    """[entries] the drafts that each entry may have verified, where no trees are verified and no
+    probabilities are known. Arguments as for `select`.
+
+    Each entry has as many as its depth and cap allow, if the budget suffices. If not, this is
+    `slo_then_throughput` ([adaserve] Algorithm 2) of chains whose drafts are all certain: first the
+    drafts that each pace needs, one for each token, the neediest entry first; then the first draft
+    of every entry, the second of every entry, and so on, in the order of the plan.
+    """
+    depth: Ints = np.minimum(unpack(selection.depth), caps - 1)
+    there = (np.arange(depth.max(initial=0))[:, None] < depth)[:, :, None]
+    certain = Candidates(depth, there, np.ones(there.shape))
+    chosen = slo_then_throughput(selection, caps, needed, certain)
+    depths: Ints = chosen.sum(axis=(0, 2), dtype=np.int32)
+    return depths
 
 
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}

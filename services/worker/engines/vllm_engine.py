@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import DraftTokenIds
@@ -25,11 +26,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome, RefusedError
 from services.worker.engines.vllm_drafter import Unread, draft
-from services.worker.engines.vllm_drafts import depths_of
 from services.worker.engines.vllm_sampling import sampling_params
 from services.worker.engines.vllm_scheduler import Entry, PlannedScheduler
 from shared.core.turn import Load, Work
 from shared.perf.draft import DraftCost
+from shared.policy.speculation import depths_of
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -163,16 +164,24 @@ class VllmEngine:
         """The number of drafts that each entry may have verified; 0 for all but decodes."""
         if selection is None or not self._max_depth:
             return [0] * len(work)
-        return [
-            max(0, min(depth, self._max_depth, self._longest - state.request.num_tokens))
-            if state.request.status == RequestStatus.RUNNING
-            and not state.request.is_prefill_chunk
-            and state.computed + 1 == state.request.num_tokens
-            else 0
-            for depth, state in zip(
-                depths_of(selection, [entry.tokens for entry in work]), states, strict=True
-            )
-        ]
+        most = [self._most(entry, state) for entry, state in zip(work, states, strict=True)]
+        caps = np.array(most, dtype=np.int32) + np.int32(1)
+        needed = np.array([entry.needed for entry in work], dtype=np.float32)
+        depths: list[int] = depths_of(selection, caps, needed).tolist()
+        return depths
+
+    def _most(self, entry: Work, state: _Slot) -> int:
+        """The most drafts that this entry may have verified, whatever its plan wants."""
+        request = state.request
+        decodes = (
+            request.status == RequestStatus.RUNNING
+            and not request.is_prefill_chunk
+            and state.computed + 1 == request.num_tokens
+        )
+        if not decodes:
+            return 0
+        room: int = self._longest - request.num_tokens
+        return max(0, min(entry.tokens - 1, self._max_depth, room))
 
     def _draft(self, states: Sequence[_Slot], depths: Sequence[int]) -> float:
         """Makes the drafts of this iteration. Returns the seconds it took; 0: none are wanted."""

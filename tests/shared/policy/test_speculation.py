@@ -20,7 +20,7 @@ from shared.errors import PeerError
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.need import Needs
-from shared.policy.speculation import METHODS, Candidates, draft_s, select
+from shared.policy.speculation import METHODS, Candidates, depths_of, draft_s, select
 from shared.schemas import Selection
 from tests.shared.policy.views import Linear
 
@@ -319,6 +319,89 @@ def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
     caps = np.array([9, 2], dtype=np.int32)
     chosen = select(selection, caps, as_needs([9.0, 0.0]), grid(at, [0.5] * 5, [2, 5]))
     assert [bool(chosen[node]) for node in at] == [True, True, False, True, False]
+
+
+# ---------------------------------------------------------------- chains before drafting
+
+
+@dataclass(frozen=True)
+class Chains:
+    selection: Selection
+    depth: list[int]
+    caps: list[int]
+    needed: list[float]
+
+    def depths(self) -> list[int]:
+        caps = np.array(self.caps, dtype=np.int32)
+        depths: list[int] = depths_of(self.selection, caps, as_needs(self.needed)).tolist()
+        return depths
+
+    @property
+    def most(self) -> list[int]:
+        return [min(depth, cap - 1) for depth, cap in zip(self.depth, self.caps, strict=True)]
+
+    @property
+    def room(self) -> int:
+        """The drafts that the budget has room for beside the roots."""
+        return max(0, self.selection.budget_tokens - sum(most > 0 for most in self.most))
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chains:
+    entries = draw(st.integers(0, 6))
+    depth = [draw(st.integers(0, 5)) for _ in range(entries)]
+    selection = Selection(
+        method=draw(st.sampled_from(sorted(METHODS))),
+        depth=pack(depth),
+        width=pack([draw(st.integers(1, 3)) for _ in range(entries)]),
+        budget_tokens=draw(st.integers(0, 30)),
+        needed_limit_tokens=draw(st.integers(1, 8)),
+    )
+    caps = [draw(st.integers(1, 7)) for _ in range(entries)]
+    needed = [draw(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.25, 9.0])) for _ in range(entries)]
+    return Chains(selection, depth, caps, needed)
+
+
+@settings(deadline=None, max_examples=300)
+@given(chains())
+def test_chains_are_cut_where_the_budget_is_short_and_nowhere_else(given: Chains) -> None:
+    depths = given.depths()
+    assert all(0 <= depth <= most for depth, most in zip(depths, given.most, strict=True))
+    assert sum(depths) == min(given.room, sum(given.most))
+
+
+@settings(deadline=None, max_examples=300)
+@given(chains())
+def test_a_budget_too_short_for_chains_goes_to_needs_first_then_level_by_level(
+    given: Chains,
+) -> None:
+    """The definition, draft by draft."""
+    most, room = given.most, given.room
+    expected = [0] * len(most)
+    limit = given.selection.needed_limit_tokens - 1
+    for e in sorted(range(len(most)), key=lambda e: -given.needed[e]):
+        while 1 + expected[e] < given.needed[e] and expected[e] < min(most[e], limit) and room:
+            expected[e], room = expected[e] + 1, room - 1
+    for level in range(1, 6):
+        for e in range(len(most)):
+            if expected[e] < level <= most[e] and room:
+                expected[e], room = expected[e] + 1, room - 1
+    assert given.depths() == expected
+
+
+def test_chains_that_the_pace_needs_come_before_those_of_others() -> None:
+    """Three requests with three drafts each, and room for five."""
+    selection = Selection(
+        method="slo_then_throughput", depth=pack([3, 3, 3]), width=pack([1, 1, 1]), budget_tokens=8
+    )
+
+    def depths(*needed: float) -> list[int]:
+        return Chains(selection, [3, 3, 3], [4, 4, 4], list(needed)).depths()
+
+    assert depths(0.0, 0.0, 0.0) == [2, 2, 1]
+    assert depths(1.0, 0.4, 3.5) == [1, 1, 3]
+    assert depths(2.0, 2.5, 3.0) == [1, 2, 2]
+    assert depths(2.0, 3.5, 4.0) == [0, 2, 3]
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:

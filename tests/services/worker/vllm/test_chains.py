@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from msgspec.structs import replace
 
 from services.worker.engine import Done, Outcome
 from shared.core.turn import Work
@@ -110,6 +111,25 @@ def test_a_request_that_sat_out_the_iteration_before_verifies_drafts_at_once(
     assert [done.drafted for done in iterate(drafting, {1: 3}).done] == [3]
     assert [done.drafted for done in iterate(drafting, {0: 2, 1: 1}).done] == [2, 1]
     for slot in range(2):
+        drafting.release(Slot(slot))
+
+
+def test_a_budget_too_short_goes_to_the_drafts_that_paces_need_and_to_decodes_alone(
+    drafting: Any, case: Any
+) -> None:
+    known = case("ours")
+    begin(drafting, known, 3)
+    prompt = known.prompts[known.firm[3]]
+    load(drafting, 3, Asked(prompt, OUTPUT_TOKENS))
+    needed = (0.0, 2.0, 4.0)
+    work = [Work(Slot(n), 4, True, needed=need) for n, need in enumerate(needed)]
+    work.append(Work(Slot(3), len(prompt), True))
+    for budget_tokens, drafted in ((7, [0, 1, 3, 0]), (9, [2, 1, 3, 0])):
+        short = replace(speculation([3] * 4), budget_tokens=budget_tokens)
+        done = drafting.execute(work, short).done
+        assert [one.drafted for one in done] == drafted
+        work[3] = Work(Slot(3), 1, True)  # a decode that drafts nothing
+    for slot in range(4):
         drafting.release(Slot(slot))
 
 
