@@ -2,6 +2,7 @@
 and the time that its phases took.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,9 +63,12 @@ class _Slot:
 
 
 class Followed:
-    """Listens to one replica from its first ack on."""
+    """Listens to one replica from its first ack on. `chains`: its engine drafts what it verifies,
+    chains alone, all as deep as the deepest (vLLM), and not the planned trees.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, chains: bool = False) -> None:
+        self._chains = chains
         self.iterations: list[Iteration] = []
         self._plans: dict[tuple[int, int], BatchPlan] = {}
         self._slots: dict[int, _Slot] = {}
@@ -90,7 +94,7 @@ class Followed:
         nothing = [0] * len(slots)
         drafted = unpack_list(ack.drafted) if ack.drafted else nothing
         cached = unpack_list(ack.cached) if ack.cached else nothing
-        trees = _planned_trees(plan)
+        trees = _chains(slots, drafted) if self._chains else _planned_trees(plan)
         has, tokens, decode = list[int](), list[int](), list[bool]()
         columns: list[tuple[int, int, int, int]] = []
         for i, slot in enumerate(slots):
@@ -128,6 +132,12 @@ class Followed:
             if columns and ack.drafted_s
             else None,
         )
+
+
+def _chains(slots: Sequence[int], drafted: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """[slot] depth and width."""
+    deepest = max(drafted, default=0)
+    return {slot: (deepest, 1) for slot, drafts in zip(slots, drafted, strict=True) if drafts}
 
 
 def _planned_trees(plan: BatchPlan) -> dict[int, tuple[int, int]]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.followed import Followed, Iteration
-from loadgen.live_drafts.foretold import Measured, acceptance_of, foretell, measured
+from loadgen.live_drafts.foretold import VLLM_DRAFTS, Measured, acceptance_of, foretell, measured
 from loadgen.live_drafts.rising_load import Questions, RisingLoad
 from loadgen.live_drafts.worth import Band, Phases, bands, phases
 from loadgen.load.connection import LOAD_PATIENCE, connected
@@ -37,7 +37,6 @@ ANNOUNCED_WITHIN_S = 5.0
 WAIT_S = 60.0  # for what still runs after the last arrival
 KV_BLOCKS, BLOCK_TOKENS = 2048, 16
 THREADS = 1  # of the engine, whatever the caller's OMP_NUM_THREADS says
-VLLM_DRAFTS = 5  # the most of a request and iteration
 
 
 class Attained(Struct, frozen=True, kw_only=True):
@@ -174,7 +173,7 @@ async def serve(
 ) -> tuple[Row, float | None]:
     """The row, and the acceptance that its own iterations show."""
     requests, clock, stop = load.requests(prompts), Clock(), asyncio.Event()
-    tally, followed = Tally(load.tiers), Followed()
+    tally, followed = Tally(load.tiers), Followed(chains=system.engine == "vllm")
     with tempfile.TemporaryDirectory(prefix="slackline-") as folder:
         tiers = Path(folder) / "tiers.json"
         tiers.write_bytes(msgspec.json.encode(load.tiers))

@@ -47,6 +47,8 @@ class EngineFacts(NamedTuple):
 
     profile: str
     draft: DraftCost
+    # It verifies chains of so many drafts at most, as vLLM does; 0: it verifies trees.
+    longest_chain: int = 0
 
 
 @dataclass(frozen=True, slots=True)

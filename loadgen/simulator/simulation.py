@@ -135,10 +135,11 @@ class Simulation:
     def _start(self, deployment: Deployment, model: str) -> None:
         """Every replica is there and known; then the first arrival is scheduled."""
         draft = draft_of(self._profile, deployment.draft)
-        own, own_draft = self._profile, draft
+        own, own_draft, longest_chain = self._profile, draft, 0
         if deployment.engine is not None:
             own = profiles.load(deployment.engine.profile)
             own_draft = draft_of(own, deployment.engine.draft)
+            longest_chain = deployment.engine.longest_chain
         acceptance = Acceptance(deployment.acceptance)
         if deployment.replicas < 1:
             raise ConfigError("there must be at least one replica")
@@ -175,6 +176,7 @@ class Simulation:
                 leaps=self._options.leaps and not deployment.engine_scatter,
                 engine=_engine(deployment, own),
                 engine_draft=own_draft,
+                longest_chain=longest_chain,
             )
 
         self._alive = [made(i) for i in range(deployment.replicas)]

@@ -77,9 +77,15 @@ class VirtualWorker:
     """One replica's worker. Columns are indexed by slot."""
 
     def __init__(
-        self, announce: Announce, profile: Profile, draft: Draft | None, acceptance: Acceptance
+        self,
+        announce: Announce,
+        profile: Profile,
+        draft: Draft | None,
+        acceptance: Acceptance,
+        longest_chain: int = 0,
     ) -> None:
-        self._announce = announce
+        """`longest_chain`: as in `speculate`."""
+        self._announce, self._longest_chain = announce, longest_chain
         self._profile, self._draft, self._acceptance = profile, draft, acceptance
         self.counters = WorkerCounters()
         self._queue: deque[BatchPlan] = deque()
@@ -233,6 +239,7 @@ class VirtualWorker:
             has=has,
             left=left,
             filled=self._drafted[slots],
+            longest_chain=self._longest_chain,
         )
         self._drafted[slots] = did.filled
         shape = shape_of(has, did.fills, self._decoding[slots])

@@ -24,7 +24,7 @@ from shared.errors import ConfigError
 from shared.perf.draft import Draft
 from shared.policy.need import Needs
 from shared.policy.seam import Bools, Floats
-from shared.policy.speculation import Candidates, draft_s, select
+from shared.policy.speculation import Candidates, depths_of, draft_s, select
 from shared.schemas import Selection
 
 Seeds = NDArray[np.uint64]
@@ -105,9 +105,11 @@ def speculate(
     has: Ints,
     left: Ints,
     filled: Ints,
+    longest_chain: int = 0,
 ) -> Speculated:
     """Draft, select, verify. Selected nodes are connected, so the accepted nodes are those on the
-    true path.
+    true path. `longest_chain`: the engine verifies chains of so many drafts at most, and chooses
+    their lengths before it drafts, all as deep as the deepest (vLLM); 0: it verifies trees.
 
     Columns and `selection` run along the entries. `tokens`: the positions that each may compute.
     `needed`: by its pace. `made`: its output tokens. `has`: its KV positions. `filled`: its
@@ -118,14 +120,19 @@ def speculate(
     planned, width = unpack(selection.depth), unpack(selection.width)
     speculates = (planned > 0) & (left == 1) & (made > 0)
     depth: Ints = np.where(speculates, planned, 0)
+    if longest_chain:
+        most: Ints = np.where(speculates, np.minimum(tokens, 1 + longest_chain), 1)
+        depth, width = depths_of(selection, most, needed), np.ones_like(width)
     candidates, true = acceptance.draft(seeds, made, depth, width)
-    chosen = select(selection, tokens, needed, candidates)
+    chosen = candidates.there if longest_chain else select(selection, tokens, needed, candidates)
     drafted: Ints = chosen.sum(axis=(0, 2), dtype=np.int32)
     accepted: Ints = (chosen & true).sum(axis=(0, 2), dtype=np.int32)
-    context, drafting = has + 1, speculates.nonzero()[0]
+    context, drafts = has + 1, depth > 0
+    drafting = drafts.nonzero()[0]
+    steps = np.full_like(depth, depth.max(initial=0)) if longest_chain else depth
     drafted_s = draft_s(
         draft,
-        depth=depth[drafting],
+        depth=steps[drafting],
         width=width[drafting],
         context=context[drafting],
         missing=(context - np.minimum(filled, has))[drafting],
@@ -135,7 +142,7 @@ def speculate(
         np.where(speculates, drafted + 1, tokens),
         kept,
         drafted,
-        np.where(speculates, has + kept, filled),
+        np.where(drafts, has + kept, filled),
         drafted_s,
     )
 

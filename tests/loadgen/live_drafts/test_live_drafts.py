@@ -16,7 +16,7 @@ from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.__main__ import main
 from loadgen.live_drafts.comparison_page import Comparison, farthest, markdown, plot
 from loadgen.live_drafts.followed import Followed, Iteration, Trees
-from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
+from loadgen.live_drafts.foretold import VLLM_DRAFTS, acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
 from loadgen.live_drafts.trial_run import (
     Row,
@@ -78,13 +78,13 @@ def test_the_load_rises_and_is_the_same_for_the_same_seed(prompts: Questions) ->
 # ---------------------------------------------------------------- iterations
 
 
-def plan(seq: int, slots: list[int], depth: list[int] | None = None) -> BatchPlan:
+def plan(seq: int, slots: list[int], depth: list[int] | None = None, width: int = 1) -> BatchPlan:
     selection = None
     if depth is not None:
         selection = Selection(
             method="chain",
             depth=pack(depth),
-            width=pack([1] * len(slots)),
+            width=pack([width] * len(slots)),
             lasts_s=0.01,
             budget_tokens=99,
         )
@@ -153,6 +153,18 @@ def test_iterations_are_rebuilt_from_plans_and_acks() -> None:
     assert verifying.trees.context.tolist() == [24, 13]
     assert verifying.trees.missing.tolist() == [1, 13]
     assert verifying.first_accepted == 1
+
+
+def test_an_engine_of_chains_drafts_what_it_verifies_as_deep_as_the_deepest() -> None:
+    followed = Followed(chains=True)
+    followed.on_plan(plan(1, [0, 1, 2]), None)
+    followed.on_ack(ack(1, [0, 1, 2], [20, 8, 9], [1, 1, 1]), None)
+    followed.on_plan(plan(2, [0, 1, 2], [5, 5, 5], width=3), None)
+    drafted = pack([3, 0, 1])
+    followed.on_ack(ack(2, [0, 1, 2], [3, 1, 2], [3, 1, 2], drafted=drafted, drafted_s=0.1), None)
+    trees = followed.iterations[1].trees
+    assert trees is not None
+    assert [column.tolist() for column in trees] == [[3, 3], [1, 1], [21, 10], [21, 10]]
 
 
 def test_a_preempted_request_prefills_again() -> None:
@@ -247,6 +259,19 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
     for one in iterations[::7]:
         # the hand-over counts as part of the iteration
         assert profile.batch_s(one.shape) == pytest.approx(one.pass_s + 0.0005, rel=0.05)
+
+
+def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_path: Path) -> None:
+    requests = LOAD.requests(prompts)[:60]
+    contestant = Contestant("vllm", {"spec_tokens": str(VLLM_DRAFTS + 3)})
+    found = measured(served(0.3, 0.1), FACTS, 0.9)
+    drafts = []
+    for engine in ("torch", "vllm"):
+        facts = replace(FACTS, engine=engine)
+        told = foretell(contestant, requests, LOAD.tiers, LOAD.seed, facts, found, tmp_path)
+        drafts.append(told.drafted / told.verifications)
+    assert drafts[0] > VLLM_DRAFTS + 2
+    assert VLLM_DRAFTS - 1 < drafts[1] <= VLLM_DRAFTS
 
 
 def compared(prompts: Questions, folder: Path) -> Comparison:

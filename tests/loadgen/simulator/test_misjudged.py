@@ -94,6 +94,17 @@ def test_engines_take_what_they_are_whatever_profile_the_planners_know() -> None
     assert dear.busy_s > 1.5 * quick.busy_s  # three drafts cost what a pass does
 
 
+def test_an_engine_that_verifies_chains_verifies_no_trees() -> None:
+    trees = Deployment("adaserve", "a100-llama3-8b", draft=0.05)
+    alike = replace(trees, engine=EngineFacts("a100-llama3-8b", 0.05))
+    of_trees = served(trees)
+    assert of_trees.drafted > 2 * of_trees.verifications
+    assert served(alike).drafted == of_trees.drafted
+    chains = served(replace(trees, engine=EngineFacts("a100-llama3-8b", 0.05, longest_chain=1)))
+    assert 0 < chains.accepted < chains.drafted == chains.verifications
+    assert all(verdict is not None for verdict in chains.verdicts)
+
+
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_a_policy_learns_from_outputs_so_many_times_as_long(times: float) -> None:
     class Recorder:

@@ -23,18 +23,28 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared import subjects
 from shared.bus.api import Call
-from shared.columns import Ints, unpack_list
+from shared.columns import Ints, pack, unpack_list
 from shared.core import announced
 from shared.core.replica import ReplicaCore
 from shared.core.replica_events import Acked, ReplicaAction, ReplicaEvent, SendPlan
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, Draft, DraftCost
 from shared.policy import registry, sarathi
-from shared.policy.acceptance import Acceptance, Drafted, Seeds
-from shared.schemas import Announce, BatchPlan, GenerateRequest, PlanAck, Received, Sampling
+from shared.policy.acceptance import Acceptance, Drafted, Seeds, Speculated, speculate
+from shared.policy.speculation import draft_s
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    GenerateRequest,
+    PlanAck,
+    Received,
+    Sampling,
+    Selection,
+)
 from shared.tiers import DEMO_3
 from shared.vocabulary import ReplicaId, RequestKey
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
+from tests.shared.policy.views import Linear
 
 PROFILE = "a100-llama3-8b"
 
@@ -180,6 +190,45 @@ def test_what_is_accepted_depends_on_the_position_and_not_on_how_it_was_reached(
 def test_an_impossible_acceptance_is_refused(probability: float) -> None:
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         Acceptance(probability)
+
+
+def test_an_engine_of_chains_verifies_as_many_drafts_as_budget_and_needs_say() -> None:
+    """Three decodes and a prefill; the plan wants trees, and has a budget for four drafts. All are
+    accepted.
+    """
+    draft = Draft(Linear(), 0.1, 0.1)
+    selection = Selection(
+        method="slo_then_throughput",
+        depth=pack([3, 3, 3, 3]),
+        width=pack([2, 2, 2, 2]),
+        budget_tokens=7,
+    )
+
+    def did(longest_chain: int) -> Speculated:
+        return speculate(
+            draft,
+            Acceptance(1.0),
+            selection,
+            np.array([7, 7, 7, 5], dtype=np.int32),
+            needed=np.array([0.0, 2.0, 4.0, 9.0], dtype=np.float32),
+            seeds=np.arange(4, dtype=np.uint64),
+            made=np.array([4, 4, 4, 0], dtype=np.int32),
+            has=np.array([10, 20, 30, 0], dtype=np.int32),
+            left=np.array([1, 1, 1, 5], dtype=np.int32),
+            filled=np.array([0, 20, 30, 0], dtype=np.int32),
+            longest_chain=longest_chain,
+        )
+
+    chains = did(5)
+    assert chains.drafted.tolist() == [0, 1, 3, 0]
+    assert chains.fills.tolist() == chains.kept.tolist() == [1, 2, 4, 5]
+    assert chains.filled.tolist() == [0, 22, 34, 0], "a request without drafts was read"
+    # both draft as deep as the deeper one
+    depth, width, context, missing = np.array([[3, 3], [1, 1], [21, 31], [1, 1]], dtype=np.int32)
+    columns = {"depth": depth, "width": width, "context": context, "missing": missing}
+    assert chains.drafted_s == draft_s(draft, **columns)
+    assert did(2).drafted.tolist() == [1, 1, 2, 0]
+    assert did(0).drafted_s > chains.drafted_s, "trees cost what chains cost"
 
 
 def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossible_one() -> None:
