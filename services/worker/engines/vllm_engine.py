@@ -9,7 +9,7 @@ entry planned.
 Drafts are vLLM's, made at the beginning of the iteration that verifies them (`vllm_drafter.py`).
 
 Deviation from the seam: a request with a seed continues its draws alike after a preemption, but not
-on another replica.
+on another replica. With drafts its draws are the same only under equal plans.
 """
 
 import gc
