@@ -8,10 +8,13 @@ import httpx
 import pytest
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared import subjects
+from shared.bus.api import Call
 from shared.core.turn import Load, Work
 from shared.models import shipped
+from shared.perf.draft import DRAFT
 from shared.process import conventions as names
-from shared.schemas import Sampling
+from shared.schemas import Announce, Sampling
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 from tests.fleet.live import WAIT_S
@@ -47,6 +50,19 @@ def without_drafts() -> list[str]:
     return texts
 
 
+async def learned(fleet: Fleet) -> Announce:
+    """The first announcement that says which drafts were accepted."""
+    found: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
+
+    def on_announce(announce: Announce, _: Call) -> None:
+        if announce.draft_yields and not found.done():
+            found.set_result(announce)
+
+    async with fleet.connect("slackline-test") as bus, asyncio.timeout(WAIT_S):
+        await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, on_announce)
+        return await found
+
+
 async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> None:
     pytest.importorskip("torch")
     spec = FleetSpec(
@@ -68,6 +84,7 @@ async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> Non
 
         texts = await asyncio.gather(*map(complete, ASKED))
         page = (await http.get(fleet.metrics["worker-r1"])).text
+        announced = await learned(fleet)
     assert texts == without_drafts()
     counts = [
         sum(
@@ -78,3 +95,8 @@ async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> Non
     print(counts)
     assert counts[0] > 0
     assert counts[1] >= counts[2] > 0
+    step, read = announced.draft  # type: ignore[misc]
+    assert 0 < step <= 1 and 0 < read <= 1 and announced.draft != (DRAFT, DRAFT)
+    assert announced.draft_kv_blocks > announced.kv_blocks
+    for each in announced.draft_yields:
+        assert each.verifications > 0 and 0 < each.accepted[0] <= 1

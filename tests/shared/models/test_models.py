@@ -105,6 +105,19 @@ def test_a_model_is_found_by_name_or_by_path(
         store.folder(str(tmp_path / "absent"))
 
 
+def test_a_draft_model_is_the_named_one_the_one_trained_for_the_model_or_none(
+    tmp_path: Path,
+) -> None:
+    assert store.draft_folder("", TARGET) == store.folder(DRAFT)
+    assert store.draft_folder("", str(tmp_path)) is None, "nothing was trained for it"
+    for model in (TARGET, str(tmp_path)):
+        assert store.draft_folder("none", model) is None
+        assert store.draft_folder(DRAFT, model) == store.folder(DRAFT)
+        assert store.draft_folder(str(tmp_path), model) == tmp_path
+    with pytest.raises(ConfigError, match="shipped are"):
+        store.draft_folder("nothing", TARGET)
+
+
 @pytest.mark.parametrize("name", [TARGET, DRAFT])
 def test_every_weight_is_bfloat16(name: str) -> None:
     raw = (store.folder(name) / "model.safetensors").read_bytes()
