@@ -19,25 +19,23 @@ from loadgen.results.slackline.systems import (
 )
 
 WORK = ("slos_serve", {"long_deadlines": "work"})
-SIT_OUT = ("slos_serve", {"sit_out": "true"})
 SLOS_SERVE = ("slos_serve", dict[str, str]())
 QOSERVE = ("qoserve", dict[str, str]())
 PREFILL_FIRST = ("vllm", {"mode": "prefill_first"})
-# Of each load: the rate of the matrix in docs/which-policy.md, the seconds of arrivals, and the
-# policies that are first there with seed 7, at their best settings.
-ROWS: Mapping[str, tuple[float, float, Sequence[tuple[str, dict[str, str]]]]] = {
-    "QoServe, code": (11.34, 300, (WORK, QOSERVE)),
-    "QoServe, conversations": (13.0, 300, (WORK, QOSERVE)),
-    "QoServe, ShareGPT": (5.985, 300, (WORK, QOSERVE)),
-    "SLOs-Serve, ChatBot": (21.3, 60, (SIT_OUT,)),
-    "SLOs-Serve, Coder": (10.8, 150, (SLOS_SERVE,)),
-    "SLOs-Serve, Summarizer": (13.9, 75, (SLOS_SERVE,)),
-    "SLOs-Serve, Mixed": (18.7, 60, (SIT_OUT,)),
-    "SLOs-Serve, ToolLLM": (3.0, 150, (SLOS_SERVE,)),
-    "SLOs-Serve, Reasoning": (0.865, 600, (SIT_OUT, PREFILL_FIRST)),
-    "SOLA, tight": (23.1, 60, (SIT_OUT,)),
-    "AdaServe": (26.6, 50, (("slos_serve", {"speculate": "paper"}),)),
-    "Ascendra": (7.68, 120, (SLOS_SERVE,)),
+# Of each load: the rate of the matrix in docs/which-policy.md, and the seconds of arrivals.
+ROWS: Mapping[str, tuple[float, float]] = {
+    "QoServe, code": (11.34, 300),
+    "QoServe, conversations": (13.0, 300),
+    "QoServe, ShareGPT": (5.985, 300),
+    "SLOs-Serve, ChatBot": (21.3, 60),
+    "SLOs-Serve, Coder": (10.8, 150),
+    "SLOs-Serve, Summarizer": (13.9, 75),
+    "SLOs-Serve, Mixed": (18.7, 60),
+    "SLOs-Serve, ToolLLM": (3.0, 150),
+    "SLOs-Serve, Reasoning": (0.865, 600),
+    "SOLA, tight": (23.1, 60),
+    "AdaServe": (26.6, 50),
+    "Ascendra": (7.68, 120),
 }
 CLOSE = "SLOs-Serve, ToolLLM"  # three seeds do not tell there who is ahead
 MORE_SEEDS = range(61, 73)
@@ -77,7 +75,7 @@ def _more(results: Results, times: float) -> str:
 def load_of(name: str, hours: float, times: float = 1.0) -> Run:
     """A load of the matrix at so many times its rate, for so many times its length."""
     load = next(load for load in LOADS if load.name == name)
-    rate_rps, seconds, _ = ROWS[name]
+    rate_rps, seconds = ROWS[name]
     return replace(
         load.run,
         rate_rps=float(f"{rate_rps * times:.4g}"),
