@@ -15,9 +15,10 @@ from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import read_trace
+from loadgen.load.trace import Trace, read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
 from loadgen.results.latency_windows import Windows, windows_of
+from loadgen.results.recorded import Half, recorded_requests
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, Outage, ReplicaFacts
 from loadgen.simulator.disaggregated import Split, simulate_disaggregated
 from loadgen.simulator.latency import LATENCIES
@@ -85,6 +86,8 @@ class Run(Struct, frozen=True, kw_only=True):
     engine_times: float = 1.0  # as of a `Deployment`
     length_times: float = 1.0  # as of a `Deployment`
     outages: tuple[Outage, ...] = ()  # as of a `Deployment`; each with an end
+    # Of a trace: this half of its time alone, and with its arrivals (recorded.py).
+    half: Half | None = None
 
     @property
     def digest(self) -> str:
@@ -189,17 +192,29 @@ def lengths_of(run: Run, traces: Path | None) -> LengthSource:
     source: LengthSource
     if run.workload in WORKLOADS:
         source = named_workload(run.workload, run.context_tokens)
-    elif traces is None:
-        raise ConfigError(f"trace {run.workload}: name its folder with --traces")
     else:
-        source = Rows(
-            read_trace(traces / f"{run.workload}.csv.gz").within(run.context_tokens), in_order=False
-        )
+        source = Rows(_trace(run, traces), in_order=False)
     return FirstTokenOnly(source) if run.first_token_only else source
+
+
+def _trace(run: Run, traces: Path | None) -> Trace:
+    """The rows of its trace that fit its context. Raises ConfigError for a missing trace."""
+    if traces is None:
+        raise ConfigError(f"trace {run.workload}: name its folder with --traces")
+    return read_trace(traces / f"{run.workload}.csv.gz").within(run.context_tokens)
 
 
 def requests_of(run: Run, traces: Path | None) -> list[PlannedRequest]:
     """The requests of a run, in the order of arrival. Raises ConfigError."""
+    if run.half is not None:
+        return recorded_requests(
+            _trace(run, traces),
+            run.half,
+            rate_rps=run.rate_rps,
+            duration_s=run.duration_s,
+            tiers=run.tiers,
+            seed=run.seed,
+        )
     lengths = lengths_of(run, traces)
     if "=" in run.bursts:
         return _requests_by_tier(run, lengths)
