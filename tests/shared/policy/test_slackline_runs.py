@@ -1,6 +1,7 @@
 """Slackline: whole runs, simulated."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
+from shared.perf.draft import DRAFT
 from shared.policy.slackline.policy import Part
 from shared.schemas import Verdict
 from shared.tiers import DEMO_3, Tier, TierSet
@@ -39,12 +41,11 @@ def served(
     *,
     latency: str = "none",
     draft: float = 0.0,
-    replicas: int = 1,
     seed: int = 3,
 ) -> SimulationResult:
     return simulate(
         Traffic(planned(tiers, rate_rps, seed), tiers, seed=seed),
-        Deployment(policy, "a100-llama3-8b", replicas, latency=LATENCIES[latency], draft=draft),
+        Deployment(policy, "a100-llama3-8b", latency=LATENCIES[latency], draft=draft),
         RunOptions(check_every=50),
     )
 
@@ -86,18 +87,28 @@ searched = settings(
 )
 
 
-def outcomes(load: Load, requests: Sequence[PlannedRequest], tiers: TierSet) -> Sequence[Verdict]:
+def outcomes(
+    load: Load, requests: Sequence[PlannedRequest], tiers: TierSet, draft: float = 0.0
+) -> Sequence[Verdict]:
     traffic = Traffic(requests, tiers.judged_by(load["definition"]), load["seed"])
-    result = simulate(
-        traffic, Deployment("slackline", "a100-llama3-8b"), RunOptions(check_every=50)
-    )
+    deployment = Deployment("slackline", "a100-llama3-8b", draft=draft)
+    result = simulate(traffic, deployment, RunOptions(check_every=50))
     found = [verdict for verdict in result.verdicts if verdict is not None]
     assert len(found) == len(requests)
     return found
 
 
+# Of the requests that are taken in a run so many may miss their first token.
+LATE_FIRST = 0.03
+
+
 @searched
-@given(load=loads, slos=st.lists(tight, min_size=1, max_size=3))
+@given(
+    load=loads,
+    slos=st.lists(tight, min_size=1, max_size=3),
+    importance=st.sampled_from((1.0, 4.0)),
+    draft=st.sampled_from((0.0, DRAFT)),
+)
 @example(
     load={
         "workload": "chatbot",
@@ -107,20 +118,58 @@ def outcomes(load: Load, requests: Sequence[PlannedRequest], tiers: TierSet) -> 
         "seed": 0,
     },
     slos=[Slo(ttft_s=0.5, tbt_s=0.05), Slo(ttft_s=0.8, tbt_s=0.1)],
+    importance=1.0,
+    draft=0.0,
 )
-def test_with_exact_predictions_no_token_of_those_taken_is_late(
-    load: Load, slos: list[Slo]
+@example(
+    load={
+        "workload": "sharegpt",
+        "definition": Definition.MEAN_TPOT,
+        "times": 1.4,
+        "burstiness": 3.0,
+        "seed": 7,
+    },
+    slos=[Slo(ttft_s=0.6, tbt_s=0.04)],
+    importance=4.0,
+    draft=DRAFT,
+)
+def test_with_exact_predictions_what_is_taken_is_served_in_time(
+    load: Load, slos: list[Slo], importance: float, draft: float
 ) -> None:
-    """Up to three paces, and up to twice the requests that can be served."""
+    """A request that is taken, and that does not give way, misses neither its pace nor its end: by
+    deadlines, by windows of ten and by the mean. Hardly any misses its first token.
+
+    Up to three paces, one of them more important, and up to twice the requests that can be served,
+    with a draft model and without. The paces are those that plain decodes keep: a pace that needs
+    drafts is kept by luck.
+
+    *The allowance*: of 78,315 requests that were taken on 441 loads drawn as here, by a script, 5
+    missed their first token, no two in one run, and none its pace. Three runs were looked at. In
+    two the forecast was too hopeful, by 18 ms and 0.3 ms: it counts prefills in full batches, and
+    real ones end where tokens are due. The third is the worst that was found, with 4 late of 176.
+    Five prefills ran alone in one batch, since the last of them was in time so; the batch ended up
+    to 48 ms after the others were due.
+
+    *Whole answers* beside these are not drawn: there the property does not hold. A whole answer is
+    taken in any case, and once some are nearly late the iterations are short for their sake, while
+    paced decodes sit out. On 69 such loads 103 requests missed their pace, in 6 runs, 49 in one.
+    """
     tiers = TierSet(
-        name="paces", default="t0", tiers={f"t{n}": Tier(slo=slo) for n, slo in enumerate(slos)}
+        name="paces",
+        default="t0",
+        tiers={
+            f"t{n}": Tier(slo=slo, importance=1.0 if n else importance)
+            for n, slo in enumerate(slos)
+        },
     )
-    verdicts = outcomes(load, requests_of(load["workload"], load, tiers, 200), tiers)
+    requests = requests_of(load["workload"], load, tiers, 200)
+    verdicts = outcomes(load, requests, tiers, draft)
     kept = [verdict for verdict in verdicts if not verdict.relegated]
+    missed = Counter(verdict.missed for verdict in kept if not verdict.slo_met)
+    note(f"{load}, {slos}, {importance}, {draft}: {dict(missed)} of {len(kept)}")
     assert len(kept) > len(verdicts) / 10
-    late = sum(verdict.missed is Missed.TBT for verdict in kept)
-    note(f"{load}, {slos}: {late} of {len(kept)}")
-    assert not late
+    assert set(missed) <= {Missed.TTFT}
+    assert missed[Missed.TTFT] <= LATE_FIRST * len(kept)
 
 
 # Of two that decode together and end about when they must, either may be late.
@@ -147,8 +196,24 @@ LUCK = 3
 def test_of_two_alike_the_more_important_is_never_the_one_that_is_lost(
     load: Load, slos: list[Slo], importance: float
 ) -> None:
-    """Each request comes twice at once, and one of the two is more important. A few may be lost
-    by luck.
+    """Each request comes twice at once, and one of the two is more important.
+
+    That a larger importance never loses to a smaller one for the same cost would be more. It does
+    not hold strictly, so this is weaker in two ways.
+
+    - *Twins alone are compared*, not requests of the same cost that come at other times: these find
+      another queue.
+    - *Three pairs of a load* may lose the more important twin alone, and three more important
+      requests may be lost than others. Importance decides which prefill runs and who gives way. It
+      takes KV from decodes, but no time: twins that decode together make their tokens in the same
+      iterations, and where whole answers are too many for a pass, both are slow. So either may end
+      a moment too late.
+
+    On 320 loads 1,858 important requests missed their SLO, and 5,993 of the others. Of the former 9
+    had a twin that met it; 166 had one before whole answers went by importance (docs/decisions.md,
+    2026-11-27). To take time from decodes for more important prompts was tried. It cost other
+    requests 2 to 18 points, and kept no more important ones than the margin of 0.2 s does
+    (docs/decisions.md, 2026-11-22).
     """
     names = [f"t{n}" for n in range(len(slos))]
     tiers = TierSet(
@@ -207,13 +272,44 @@ def test_every_request_ends_in_overload(draft: float) -> None:
     assert result.finished == len(result.verdicts)
 
 
-def test_more_replicas_lose_no_more_requests_in_the_mean_over_seeds() -> None:
-    seeds = range(4)
-    met = [
-        sum(served("slackline", CHAT, 24.0, replicas=n, seed=seed).met_fraction for seed in seeds)
-        for n in (1, 2, 3)
-    ]
-    assert met == sorted(met), f"seeds {seeds}: {met}"
+# Requests of all seeds together that a larger fleet may lose more, by luck.
+LOST_MORE = 1
+
+
+# ShareGPT is left out: its long answers would take most of the time.
+@pytest.mark.parametrize("workload", ["chatbot", "coder", "mix"])
+@settings(searched, max_examples=int(os.environ.get("RUNS", "2")))
+@given(load=loads, slo=tight, beside=st.lists(st.one_of(tight, whole), max_size=1))
+def test_more_replicas_lose_no_more_requests_in_the_mean_over_seeds(
+    workload: str, load: Load, slo: Slo, beside: list[Slo]
+) -> None:
+    """A fleet of two loses no more than one replica does, nor one of three more than two: of the
+    same requests, with three seeds. One replica is offered 1.4 to 4 times what it carries, roughly.
+    Where it loses more than by luck, three lose less.
+
+    *The allowance*: which of two alike comes to grief is luck. On 90 loads drawn so, with 14,506
+    requests, none was lost more: one replica lost 2,011, two 837 and three 606. On 24 others, drawn
+    by a script, three replicas once lost one request that two had kept.
+    """
+    load = {**load, "workload": workload}
+    tiers = TierSet(
+        name="fleet",
+        default="t0",
+        tiers={f"t{n}": Tier(slo=each) for n, each in enumerate((slo, *beside))},
+    ).judged_by(load["definition"])
+    lost = dict.fromkeys((1, 2, 3), 0)
+    offered = 0
+    for seed in range(load["seed"], load["seed"] + 3):
+        requests = requests_of(workload, {**load, "seed": seed}, tiers, 50, replicas=2)
+        offered += len(requests)
+        for replicas in lost:
+            fleet = Deployment("slackline", "a100-llama3-8b", replicas)
+            verdicts = simulate(Traffic(requests, tiers, seed), fleet).verdicts
+            lost[replicas] += sum(not (verdict and verdict.slo_met) for verdict in verdicts)
+    note(f"{load}, {slo}, {beside}: {lost} of {offered}")
+    assert lost[2] <= lost[1] + LOST_MORE
+    assert lost[3] <= lost[2] + LOST_MORE
+    assert lost[3] < lost[1] or lost[1] <= LOST_MORE
 
 
 @pytest.mark.parametrize("seed", range(3))
