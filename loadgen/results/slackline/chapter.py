@@ -11,6 +11,7 @@ from loadgen.results.slackline import (
     long_overload,
     mixes,
     parts,
+    recorded_traces,
     recovery,
     robustness,
     same_loads,
@@ -72,6 +73,7 @@ policy. `--list` says which sections have runs to repeat.
             sections=(
                 same_loads.SECTION,
                 at_ninety.SECTION,
+                recorded_traces.SECTION,
                 mixes.SECTION,
                 whole_answers.SECTION,
                 short_kv.SECTION,
