@@ -1,15 +1,23 @@
 """The time until requests are in time again after a burst."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from loadgen.markdown import table
 from loadgen.results.latency_windows import Windows
+from loadgen.results.matrix.settings import Settings
 from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import OURS, SEEDS, other, ours, percents, spread
+from loadgen.results.slackline.systems import FIXED_CHUNK, OTHERS, OURS, SEEDS, percents, spread
 
 NAME = "SLOs-Serve, ChatBot"
-POLICIES = (OURS, "qoserve")
+SYSTEMS: Sequence[tuple[str, Settings]] = (
+    (OURS, {}),
+    ("qoserve", OTHERS["qoserve"]),
+    ("qoserve", FIXED_CHUNK),
+    ("slos_serve", {"sit_out": "true"}),
+)
 # Times the rate of the matrix; the burst is the second sixth of the run.
 LIGHT, BURST = 0.7, 2.0
 WINDOWS = 24
@@ -25,14 +33,16 @@ def render(results: Results, duration_s: float) -> str:
         window_s=window_s,
     )
     rows = []
-    for policy in POLICIES:
-        run = ours(load) if policy == OURS else other(load, policy)
+    for policy, settings in SYSTEMS:
+        run = replace(load, policy=policy, settings=dict(settings))
         found = [results.result(replace(run, seed=seed)) for seed in SEEDS]
         windows = [each.windows for each in found if each is not None and each.windows is not None]
         late_s = [recovery_s(each, window_s, 2 * sixth_s) for each in windows]
         shown = ", ".join("never" if each is None else f"{each:.0f}" for each in late_s)
         met = spread(percents(results, run, SEEDS))
-        rows.append((f"`{policy}`", met, shown if len(late_s) == len(SEEDS) else MISSING))
+        name = ":".join((policy, ",".join(f"{key}={settings[key]}" for key in settings)))
+        name = f"`{name.strip(':')}`"
+        rows.append((name, met, shown if len(late_s) == len(SEEDS) else MISSING))
     return table(("", "SLO met, %", "recovered after, s"), rows)
 
 

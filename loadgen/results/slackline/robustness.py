@@ -1,23 +1,35 @@
 """Loads and replicas that are not what the policies take them for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from loadgen.markdown import table
+from loadgen.results.experiment import Run
+from loadgen.results.matrix.settings import Settings
 from loadgen.results.section import Results, Section
-from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import OURS, mean_percent, other, percents, spread
+from loadgen.results.slackline.same_loads import QOSERVE, SLOS_SERVE, WORK, load_of
+from loadgen.results.slackline.systems import (
+    FIXED_CHUNK,
+    OTHERS,
+    OURS,
+    mean_percent,
+    percents,
+    spread,
+)
+from shared.tiers import DEMO_3
 
-# Each at a part of its rate, so that there is something to lose.
-NAMES: Mapping[str, float] = {
-    "QoServe, ShareGPT": 1.0,
-    "SLOs-Serve, Coder": 0.9,
-    "SLOs-Serve, Mixed": 0.9,
-    "Ascendra": 0.9,
+# Each at a part of its rate, so that there is something to lose, and beside these two.
+FIXED, SIT_OUT = ("qoserve", FIXED_CHUNK), ("slos_serve", {"sit_out": "true"})
+NAMES: Mapping[str, tuple[float, Sequence[tuple[str, Settings]]]] = {
+    "QoServe, ShareGPT": (1.0, (QOSERVE, WORK)),
+    "SLOs-Serve, Coder": (0.9, (FIXED, SIT_OUT)),
+    "SLOs-Serve, Mixed": (0.9, (FIXED, SIT_OUT)),
+    "Ascendra": (0.9, (FIXED, SLOS_SERVE)),
 }
-RIVALS = ("qoserve", "slos_serve")
+MIX, MIX_RPS, MIX_S = "`mix`, `demo-3`", 10.0, 60.0
+MIX_RIVALS = (("qoserve", OTHERS["qoserve"]), SLOS_SERVE)
 SEEDS = (32, 61, 62)
 CASES: Mapping[str, Mapping[str, Any]] = {
     "as predicted": {},
@@ -30,15 +42,36 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def render(results: Results, duration_s: float) -> str:
-    rows = []
-    for name, times in NAMES.items():
-        for case, changes in CASES.items():
-            run = replace(load_of(name, duration_s / 3600, times), **changes)
-            ours = spread(percents(results, replace(run, policy=OURS), SEEDS))
-            theirs = (mean_percent(results, other(run, rival), SEEDS) for rival in RIVALS)
-            rows.append((f"{name} x {times:g}", case, ours, *theirs))
-    head = ("load", "what is different", f"`{OURS}`", *(f"`{rival}`" for rival in RIVALS))
-    return table(head, rows)
+    hours, rows = duration_s / 3600, list[Sequence[str]]()
+    for name, (times, rivals) in NAMES.items():
+        rows += _rows(results, f"{name} x {times:g}", load_of(name, hours, times), rivals)
+    mix = Run(
+        policy="",
+        workload="mix",
+        rate_rps=MIX_RPS,
+        duration_s=round(2 * MIX_S * hours, 1),
+        tiers=DEMO_3,
+        replicas=2,
+        context_tokens=8192,
+        profile="a100-llama3-8b",
+    )
+    rows += _rows(results, MIX, mix, MIX_RIVALS)
+    return table(("load", "what is different", f"`{OURS}`", "`qoserve`", "`slos_serve`"), rows)
+
+
+def _rows(
+    results: Results, name: str, load: Run, rivals: Sequence[tuple[str, Settings]]
+) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = []
+    for case, changes in CASES.items():
+        run = replace(load, **changes)
+        ours = spread(percents(results, replace(run, policy=OURS), SEEDS))
+        theirs = (
+            mean_percent(results, replace(run, policy=policy, settings=dict(settings)), SEEDS)
+            for policy, settings in rivals
+        )
+        rows.append((name, case, ours, *theirs))
+    return rows
 
 
 SECTION = Section(
@@ -48,7 +81,10 @@ SECTION = Section(
 Requests whose SLO was met, in %: the mean of {len(SEEDS)} seeds, of `slackline` with the least and
 the most of them. Policies learn output lengths from the requests
 that end; here they see them twice or half as long as they were. Engines take so much more or less
-than the profile says; the planner corrects its predictions as it sees them.""",
+than the profile says; the planner corrects its predictions as it sees them. On SLOs-Serve's loads
+`slos_serve` has `sit_out=true`, on QoServe's `long_deadlines=work`; on SLOs-Serve's and Ascendra's
+`qoserve` has chunks of fixed length. The last load has whole answers within half a minute and
+within minutes beside tight requests, at {MIX_RPS:g} requests/s.""",
     hours=0.5,
     render=render,
     discussion="""\
