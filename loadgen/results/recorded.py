@@ -33,11 +33,11 @@ def recorded_requests(
     if not trace.recorded:
         raise ConfigError(f"trace {trace.name} has no arrival times")
     rng, middle_s = Random(f"{trace.name}/{seed}"), trace.span_s / 2
-    rounded_s = ROUNDED_S.get(trace.name, 0.0)
+    rounded_s, begin_s = ROUNDED_S.get(trace.name, 0.0), middle_s if half is Half.SECOND else 0.0
     rows = [
-        row._replace(arrival_s=(row.arrival_s or 0.0) % middle_s + rng.uniform(0.0, rounded_s))
-        for row in trace.rows
-        if ((row.arrival_s or 0.0) >= middle_s) == (half is Half.SECOND) and rng.random() < KEPT
+        row._replace(arrival_s=arrival_s - begin_s + rng.uniform(0.0, rounded_s))
+        for row, arrival_s in ((row, row.arrival_s or 0.0) for row in trace.rows)
+        if (arrival_s >= middle_s) == (half is Half.SECOND) and rng.random() < KEPT
     ]
     times = len(rows) / (rate_rps * middle_s)  # what a second becomes
     rows = [row._replace(arrival_s=(row.arrival_s or 0.0) * times) for row in rows]
