@@ -113,7 +113,7 @@ arrival. The best of the ten are all of them at all settings of [which-policy.md
 and each rate is that of the one that carries most; on {LONG}, `slos_serve` and `qoserve`. {LONG} is
 offered for {LONG_TIMES:g} times as long as the others, which are offered for 25 to 75 s, Reasoning
 for five minutes. The longer a load above capacity lasts the more of it is lost, so these rates are
-higher than those at [90 %](#the-rate-at-which-it-keeps-90) with twice the time.""",
+higher than those at [90 %](#the-rate-at-which-it-keeps-90-) with twice the time.""",
     hours=0.5,
     render=render,
     discussion="""\
