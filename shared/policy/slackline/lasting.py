@@ -6,9 +6,14 @@ profile cannot tell dear drafts from a slow machine. What that leaves decides wh
 lose. So here the seconds of a reference plan are known by size, with drafts and without, from what
 iterations took beside their predictions.
 
+A pass after one with drafts is slower than a pass after another plain one, where the two models
+share a processor's caches (docs/drafts.md). So no plain iteration right after drafts counts: the
+time that it loses is the drafts'.
+
 Either side is tried again now and then. While none draft, what is known of drafts is slowly
 forgotten: the more they lose, the longer it takes until one iteration drafts. While all draft, one
-is plain if drafts would lose by the prediction of plain ones as it was when one was last seen.
+is plain if drafts would lose by the prediction of plain ones as it was when one was last seen, and
+so is the next one, which counts.
 """
 
 from math import exp, inf, log
@@ -34,6 +39,7 @@ class Lasting:
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}  # by the binary digits of the number of decodes
+        self._after_drafts = False
 
     def refer(self, decodes: int, drafting_s: float, plain_s: float) -> None:
         """The present prediction of a reference plan for so many decodes: always the same plan for
@@ -59,7 +65,8 @@ class Lasting:
         return exp(max(size.now.plain - size.last_plain, 0.0))
 
     def observe(self, seen: Observation) -> None:
-        shape = seen.shape
+        shape, after_drafts = seen.shape, self._after_drafts
+        self._after_drafts = seen.drafts is not None
         size = self._sizes.get(shape.decodes.bit_length())
         if size is None or shape.prefills or seen.predicted_s <= 0 or seen.exec_s <= 0:
             return
@@ -68,7 +75,9 @@ class Lasting:
         if seen.drafts is not None:
             size.drafted(value)
         else:
-            size.plain(value, seen.iterations)
+            size.forget(seen.iterations)
+            if not after_drafts:
+                size.plain(value, seen.iterations)
 
 
 class _Size:
@@ -100,6 +109,9 @@ class _Size:
         if iterations == 1:  # several were alike because they took what was predicted
             self._plain = self._toward(self._plain, value, self.now.plain, 1)
         self.since_plain, self.last_plain = 0, self.now.plain
+
+    def forget(self, iterations: int) -> None:
+        """So many were plain."""
         if self._drafting is not None:
             kept = (1 - FORGOTTEN) ** iterations
             self._drafting = self.now.drafting + kept * (self._drafting - self.now.drafting)

@@ -168,7 +168,17 @@ def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -
     assert lasting.doubt(20) == pytest.approx(1.2)
     assert lasting.doubt(2) == 1.0
     lasting.observe(seen(20, 0.8, drafts=False))
+    assert lasting.doubt(20) == pytest.approx(1.2)  # right after drafts
+    lasting.observe(seen(20, 0.8, drafts=False))
     assert lasting.doubt(20) == 1.0
+
+
+def test_the_time_that_a_pass_loses_after_drafts_is_theirs() -> None:
+    lasting = referred()
+    for n in range(300):
+        drafts = n % 3 == 0
+        lasting.observe(seen(20, 1.15 if n % 3 == 1 else 1.0, drafts=drafts))
+    assert lasting.factor(20) == 1.0
 
 
 def test_few_drafts_among_many_decodes_do_not_keep_the_draft_model_at_work() -> None:
