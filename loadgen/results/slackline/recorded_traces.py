@@ -128,9 +128,9 @@ model. Each trace is cut in two by time. On the first half each of the ten polic
 that meets most there, of all settings of [which-policy.md](which-policy.md), with seed
 {CHOSEN_WITH}, and the rate was chosen. `slackline` has no setting. Judged is the second half, which
 no constant was tuned with, either: requests whose SLO was met, in %, the mean of {len(SEEDS)} seeds
-with the least and the most of them. A seed draws {100 * KEPT:.0f} % of the rows; then the time of the half
-is stretched or shortened to the rate. Requests beyond 18,432 tokens are left out. Azure's and
-Mooncake's traces are recorded; ServeGen's are drawn by their publishers from the counts of each
+with the least and the most of them. A seed draws {100 * KEPT:.0f} % of the rows; then the time of
+the half is stretched or shortened to the rate. Requests beyond 18,432 tokens are left out. Azure's
+and Mooncake's traces are recorded; ServeGen's are drawn by their publishers from the counts of each
 client.""",
     hours=1.0,
     render=render,

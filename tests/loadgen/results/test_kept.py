@@ -129,7 +129,7 @@ def test_the_list_names_the_sections_that_a_change_of_policy_outdated(
 ) -> None:
     words = ["--only", "slackline-recovery", "--cache", str(tmp_path), "--out", str(tmp_path)]
     assert main([*words, "--list"]) == 0
-    assert "| slackline-recovery | 6 | slackline, " in capsys.readouterr().out
+    assert "| slackline-recovery | 12 | slackline, " in capsys.readouterr().out
     assert not (tmp_path / "slackline-results.md").exists()
 
 
