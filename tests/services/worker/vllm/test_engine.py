@@ -108,7 +108,7 @@ def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) 
 
 def test_an_iteration_without_work_is_none(plain: Engines) -> None:
     outcome = plain("ours").execute([], None)
-    assert (outcome.done, plain("ours").snapshot()) == ([], (KV_BLOCKS, [], 0))
+    assert (outcome.done, plain("ours").snapshot()) == ([], (KV_BLOCKS, [], 0, 0))
 
 
 def test_durations_tell_the_model_from_what_is_around_it(plain: Engines) -> None:
