@@ -110,7 +110,7 @@ class WorkerService:
         self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
         self._resyncs: list[tuple[Resync, Call]] = []
-        self._pages: tuple[int, int, tuple[int, int], list[ResyncEntry]] | None = None
+        self._pages: tuple[int, int, int, int, list[ResyncEntry]] | None = None
         self._overs = OverReports(self.core, bus, self._chores, retry_s=cfg.over_retry_s)
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
@@ -365,14 +365,14 @@ class WorkerService:
             if resync.page == 0:
                 core = self.core
                 shared = core.shared_blocks, core.draft_shared_blocks
-                self._pages = resync.sync, core.ack_seq, shared, core.entries()
+                self._pages = resync.sync, core.ack_seq, *shared, core.entries()
             if self._pages is None or self._pages[0] != resync.sync:
                 self._chores.spawn(
                     call.reply(Refused(code="stale_resync", message="begin again at page 0")),
                     "worker.resync",
                 )
                 continue
-            _, ack_seq, shared, entries = self._pages
+            _, ack_seq, shared_blocks, draft_shared_blocks, entries = self._pages
             begin = resync.page * PAGE_ENTRIES
             page = ResyncPage(
                 announce=self._announcement(),
@@ -380,8 +380,8 @@ class WorkerService:
                 ack_seq=ack_seq,
                 entries=entries[begin : begin + PAGE_ENTRIES],
                 more=begin + PAGE_ENTRIES < len(entries),
-                shared_blocks=shared[0],
-                draft_shared_blocks=shared[1],
+                shared_blocks=shared_blocks,
+                draft_shared_blocks=draft_shared_blocks,
             )
             self._chores.spawn(call.reply(page), "worker.resync")
 

@@ -128,7 +128,7 @@ with the rate, so that where the search ends is partly chance.
 The geometric mean over vLLM and Sarathi is short of the 2.5 that was aimed at, and so is each load
 but Coder and ToolLLM. At 2.5 times the rate of theirs no scheduler without a draft model violates
 less than 12.2 % of Summarizer, 9.2 of Mixed and 7.8 of ChatBot, even if it knows the future
-([bound.md](bound.md), with the same seed); on the other three the bound excludes nothing. Over
-`qoserve` on ShareGPT 1.25 was aimed at; there the bound excludes nothing, either.
+([bound.md](bound.md); the same seed, a script, 2026-11-27); on the other three the bound excludes
+nothing. Over `qoserve` on ShareGPT 1.25 was aimed at; there the bound excludes nothing, either.
 """,
 )

@@ -20,7 +20,7 @@ from loadgen.results.slackline.systems import (
 )
 from shared.tiers import DEMO_3
 
-# Each at a part of its rate, so that there is something to lose, and beside these two.
+# Each load at a part of its rate, so that there is something to lose, and the rivals there.
 FIXED, SIT_OUT = ("qoserve", FIXED_CHUNK), ("slos_serve", {"sit_out": "true"})
 QOSERVE = ("qoserve", OTHERS["qoserve"])
 NAMES: Mapping[str, tuple[float, Sequence[tuple[str, Settings]]]] = {

@@ -6,9 +6,9 @@ profile cannot tell dear drafts from a slow machine. What that leaves decides wh
 lose. So here the seconds of a reference plan are known by size, with drafts and without, from what
 iterations took beside their predictions.
 
-A pass after one with drafts is slower than a pass after another plain one, where the two models
-share a processor's caches (docs/drafts.md). So no plain iteration right after drafts counts: the
-time that it loses is the drafts'.
+On a CPU a plain pass right after one with drafts is slower than one after another plain pass
+(docs/drafts.md). So no plain iteration right after drafts counts: the time that it loses is the
+drafts'.
 
 Either side is tried again now and then. While none draft, what is known of drafts is slowly
 forgotten: the more they lose, the longer it takes until one iteration drafts. While all draft, one
