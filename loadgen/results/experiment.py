@@ -41,6 +41,9 @@ DEADLINE_VERSIONS = {"slackline": 40}
 # The same for runs in which windows judge a pace below HARD_S, with a draft model.
 HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
+# The same for runs with a TTLT that are shorter than FOUR_HOURS_S. Those of four hours are older.
+FOUR_HOURS_S = 4 * 3600.0
+TTLT_VERSIONS = {"slackline": 43}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
@@ -116,6 +119,8 @@ class Run(Struct, frozen=True, kw_only=True):
         windows = self.definition == Definition.MAX_TPOT_10
         if self.draft and windows and min(paces_s, default=HARD_S) < HARD_S:
             versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))
+        if self.duration_s < FOUR_HOURS_S and any(slo.ttlt_s is not None for slo in slos):
+            versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
         if paces_s and self.definition == Definition.DEADLINE:
             versions.append(DEADLINE_VERSIONS.get(self.policy, VERSION))
         return max(versions)

@@ -1,6 +1,6 @@
 """Ablation: slackline without each of its parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -26,7 +26,10 @@ SHORT_KV, KV_TOKENS = "ChatBot, KV for 30,000 tokens", 30_000
 IMPORTANT, SHARE = "the same, important", 0.2
 WHOLE_ANSWERS = "`mix`, `demo-3`"
 HARD_PACES = "12, 20 and 50 ms alike"
-SEED = 33
+FLAT, FLAT_PROFILE, FLAT_RPS = "6, 12 and 30 ms on a CPU", "cpu-tiny", 3.0
+FLAT_CONTEXT_TOKENS = 8192
+FLAT_PACES: Mapping[float, float] = {6: 1.0, 12: 1.0, 30: 1.0}
+SEEDS = (33, 71, 72)
 LABELS: Mapping[Part, str] = {
     Part.DOOR: "none is declined at the door",
     Part.RELEGATION: "none leaves the queue",
@@ -51,23 +54,47 @@ CHANGES: Mapping[str, Mapping[str, str]] = {
     "replicas are asked in turn": {"router": "round_robin"},
 }
 Value = Callable[[Results, Run], float | None]
+Column = tuple[Run, Value]  # the run of the whole policy, and what is shown of a run
 
 
 def render(results: Results, duration_s: float) -> str:
     columns = _columns(duration_s)
-    base = {name: value(results, run) for name, (run, value) in columns.items()}
-    rows = [("whole", *(_shown(value) for value in base.values()))]
+    base = {name: _each(results, column) for name, column in columns.items()}
+    rows = [("whole", *(_mean(values, ".1f") for values in base.values()))]
     for label, settings in CHANGES.items():
         cells = []
-        for name, (run, value) in columns.items():
-            found, whole = value(results, replace(run, settings=dict(settings))), base[name]
-            cells.append(MISSING if found is None or whole is None else f"{found - whole:+.1f}")
+        for name, column in columns.items():
+            found, whole = _each(results, column, settings), base[name]
+            if found is None or whole is None:
+                cells.append(MISSING)
+                continue
+            over = [part - all_ for part, all_ in zip(found, whole, strict=True)]
+            cells.append(_mean(over, "+.1f"))
         rows.append((label, *cells))
     return table(("without", *columns), rows)
 
 
-def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
-    """The columns: the run of the whole policy, and what each shows of a run."""
+def _each(
+    results: Results, column: Column, settings: Mapping[str, str] | None = None
+) -> Sequence[float] | None:
+    """The values by seed with these settings; None while one has not run."""
+    run, value = column
+    runs = [replace(run, settings=dict(settings or {}), seed=seed) for seed in SEEDS]
+    values = [found for run in runs if (found := value(results, run)) is not None]
+    return values if len(values) == len(SEEDS) else None
+
+
+def _mean(values: Sequence[float] | None, form: str) -> str:
+    """The mean, with the least and the most in brackets where they differ."""
+    if values is None:
+        return MISSING
+    mean, least, most = (
+        format(value, form) for value in (sum(values) / len(values), min(values), max(values))
+    )
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+def _columns(duration_s: float) -> Mapping[str, Column]:
     runs = {name: load_of(name, duration_s / 3600) for name in NAMES}
     short_kv = replace(runs["SLOs-Serve, ChatBot"], kv_tokens=KV_TOKENS)
     runs |= {
@@ -77,10 +104,11 @@ def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
         HARD_PACES: hard_paces.run_of(
             hard_paces.PACES[HARD_PACES], Definition.MEAN_TPOT, round(duration_s / 30, 1)
         ),
+        FLAT: _flat(duration_s),
     }
     return {
         name: (
-            replace(run, policy=OURS, settings={}, seed=SEED),
+            replace(run, policy=OURS, settings={}),
             _important_percent if name == IMPORTANT else met_percent,
         )
         for name, run in runs.items()
@@ -89,7 +117,7 @@ def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
 
 def _important_percent(results: Results, run: Run) -> float | None:
     """The important requests whose SLO was met."""
-    found = percents_by_importance(results, run, (SEED,))
+    found = percents_by_importance(results, run, (run.seed,))
     return None if found is None else found[0]
 
 
@@ -105,8 +133,12 @@ def _whole_answers(duration_s: float) -> Run:
     )
 
 
-def _shown(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1f}"
+def _flat(duration_s: float) -> Run:
+    """Passes of few decodes are as short as the tightest pace there, and those of many are not."""
+    run = hard_paces.run_of(FLAT_PACES, Definition.MAX_TPOT_10, round(duration_s / 15, 1))
+    return replace(
+        run, profile=FLAT_PROFILE, rate_rps=FLAT_RPS, draft=0.0, context_tokens=FLAT_CONTEXT_TOKENS
+    )
 
 
 SECTION = Section(
@@ -114,7 +146,9 @@ SECTION = Section(
     title="Ablation",
     paper=f"""\
 Requests whose SLO was met by the whole policy, in %, and the points that are gained or lost without
-one of its parts (its setting `without`), with seed {SEED}.""",
+one of its parts (its setting `without`): the mean of {len(SEEDS)} seeds, with the least and the
+most of them where they differ. The last column is ChatBot at {FLAT_RPS:g} requests/s with windows
+of ten on the profile `{FLAT_PROFILE}`, without a draft model.""",
     hours=0.5,
     render=render,
     discussion="""\

@@ -108,8 +108,22 @@ def standard_decodes(view: View) -> Rows:
 
 
 def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
-    """The order of these decodes."""
-    put_off_s = timing.put_off_s[decodes]
+    """The order of these decodes. If one with a pace cannot be in time, those with a TTLT alone
+    make no iteration shorter than a pass of all: short passes take time that paces need.
+    """
+    tokens = _in_order(view, timing, decodes, timing.put_off_s[decodes])
+    if tokens.all_kept:
+        return tokens
+    whole = view.has_ttlt[tokens.rows] & np.isinf(view.tightest_tbt_s[tokens.rows])
+    late = np.count_nonzero(~(tokens.in_time | whole))
+    if not late or not np.count_nonzero(whole):
+        return tokens
+    put_off_s = np.where(whole, np.maximum(tokens.put_off_s, tokens.every_s), tokens.put_off_s)
+    return _in_order(view, timing, tokens.rows, put_off_s)
+
+
+def _in_order(view: View, timing: Timing, decodes: Rows, put_off_s: Floats) -> TokenOrder:
+    """The order of these decodes. `put_off_s` runs along them."""
     order = put_off_s.argsort(kind="stable")
     rows, put_off_s = decodes[order], put_off_s[order]
     due_s = timing.token_due_s[rows]
@@ -117,13 +131,27 @@ def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
         return TokenOrder(rows, due_s, put_off_s, put_off_s, put_off_s, 0.0)
     context = view.top_tokens[rows].cumsum()
     count, last = len(rows), int(context[-1])
-    # profiles are linear in both
-    batch_s = view.profile.batch_s
-    every_s = batch_s(BatchShape(decodes=count, decode_context=last))
-    one_s = (every_s - batch_s(BatchShape(decodes=1, decode_context=last))) / max(count - 1, 1)
-    token_s = (every_s - batch_s(BatchShape(decodes=count))) / max(last, 1)
+    cost = pass_cost(view, count, last)
     left = np.arange(count - 1, -1, -1)
-    pass_s = every_s - one_s * left - token_s * (last - context)
+    pass_s = cost.every_s - cost.one_s * left - cost.token_s * (last - context)
     begin_s = np.sort(timing.latest_s[decodes])
-    none_s = every_s - one_s * count - token_s * last
+    none_s = cost.every_s - cost.one_s * count - cost.token_s * last
     return TokenOrder(rows, due_s, put_off_s, begin_s, pass_s, none_s)
+
+
+class PassCost(NamedTuple):
+    """Seconds of a pass of decodes alone."""
+
+    every_s: float  # of all
+    one_s: float  # of each
+    token_s: float  # of each token of their contexts
+
+
+def pass_cost(view: View, decodes: int, context: int) -> PassCost:
+    """A pass of so many decodes, at least one, on so many tokens. Profiles are linear in both."""
+    batch_s = view.profile.batch_s
+    every_s = batch_s(BatchShape(decodes=decodes, decode_context=context))
+    first_s = batch_s(BatchShape(decodes=1, decode_context=context))
+    without_s = batch_s(BatchShape(decodes=decodes))
+    one_s = (every_s - first_s) / max(decodes - 1, 1)
+    return PassCost(every_s, one_s, (every_s - without_s) / max(context, 1))

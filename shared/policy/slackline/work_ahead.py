@@ -7,14 +7,13 @@ import numpy as np
 
 from shared.columns import Ints
 from shared.perf.shape import BatchShape
-from shared.policy import chunk
 from shared.policy.chunk import Rows
-from shared.policy.seam import Floats, View
+from shared.policy.seam import Bools, Floats, View
 from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS
 from shared.policy.slackline.price import Prices
-from shared.policy.slackline.token_order import MARGIN_S
+from shared.policy.slackline.token_order import MARGIN_S, pass_cost
 from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
@@ -58,7 +57,10 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
     whole = view.has_ttlt
     if not np.count_nonzero(whole[decodes]):
         return due
-    longest_s = _unhurried_s(view.profile.batch_s(chunk.decodes_of(view, decodes)), waits)
+    paces_s, context = due.pace_s[decodes], view.top_tokens[decodes]
+    cost = pass_cost(view, len(decodes), int(context.sum()))
+    usable, margins_s = (HASTE, 0.0) if waits else (1.0, 2 * MARGIN_S)
+    longest_s = (cost.every_s + margins_s) / usable
     short = whole & (due.pace_s < longest_s)
     if not np.count_nonzero(short):
         return due
@@ -68,20 +70,31 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     of_decodes = np.where(whole, powers, MOST)[decodes]
-    context = view.top_tokens[decodes]
+    each_s: Floats = cost.one_s + cost.token_s * context.astype(np.float64)
+    fixed_s = cost.every_s - float(each_s.sum()) + margins_s
     for power in set(powers[short].tolist()):
         some = short & (powers == power)
-        # all decodes with as long a TTLT or a shorter one; of the others what their paces ask for
-        share = np.minimum(due.pace_s[some].min() / due.pace_s[decodes], 1.0)
-        share[of_decodes <= power] = 1.0
-        least_s = _unhurried_s(view.profile.batch_s(_part(share, context)), waits)
+        least_s = _least_s(longest_s, fixed_s, each_s, paces_s, of_decodes <= power, usable)
         pace_s[some] = np.maximum(due.pace_s[some], least_s)
     return due._replace(pace_s=pace_s)
 
 
-def _unhurried_s(pass_s: float, waits: bool) -> float:
-    """The pace from which on there is time for such passes. `waits`: a prefill does."""
-    return pass_s / HASTE if waits else pass_s + 2 * MARGIN_S
+def _least_s(
+    longest_s: float, fixed_s: float, each_s: Floats, paces_s: Floats, always: Bools, usable: float
+) -> float:
+    """The shortest pace in which there is time for a pass of the decodes in `always`, with the part
+    of each other that its own pace asks for. `longest_s`: enough for a pass of all. `fixed_s`: of a
+    pass of none; `each_s`: [decodes] of one more. `usable`: the share of the time for passes.
+    """
+    least_s, before_s = longest_s, math.inf
+    while least_s < before_s:  # the fewer run always, the shorter it is
+        before_s = least_s
+        part = ~always & (paces_s > least_s)
+        # a pass takes whole_s, and share of the pace
+        whole_s = fixed_s + float(each_s[~part].sum())
+        share = float((each_s[part] / paces_s[part]).sum())
+        least_s = min(whole_s / (usable - share), before_s)
+    return least_s
 
 
 def _part(share: Floats, context: Ints) -> BatchShape:

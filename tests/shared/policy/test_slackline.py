@@ -109,20 +109,41 @@ def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() ->
     paced = decode(interactive(2))
     waits = view([hurried, paced, interactive(3)])
     due = due_of_rows(waits, OutputLengths(), 0.001)
-    # for the sake of the first the other runs as often as its own pace asks
-    part, context = due.pace_s[0] / 0.05, waits.computed_tokens
-    some = BatchShape(decodes=2, decode_context=int(context[0] + part * context[1]))
-    pass_s = waits.profile.batch_s(some)
-    assert due.pace_s[0] < pass_s
+    context = waits.computed_tokens
+    first_s = waits.profile.batch_s(BatchShape(decodes=1, decode_context=int(context[0])))
+    both_s = waits.profile.batch_s(chunk.decodes_of(waits, np.arange(2)))
+
+    def pass_s(pace_s: float) -> float:
+        """For the sake of the first the other runs as often as its own pace asks."""
+        return first_s + (both_s - first_s) * pace_s / 0.05
+
+    assert due.pace_s[0] < first_s
     rows = np.arange(2)
-    shared = unhurried(waits, due, rows, waits=True)
-    assert shared.pace_s.tolist() == pytest.approx([pass_s / HASTE, 0.05, 0.05])
-    first = unhurried(waits, due, rows, waits=False)
-    assert first.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05, 0.05])
+    shared = unhurried(waits, due, rows, waits=True).pace_s
+    assert shared.tolist() == pytest.approx([pass_s(shared[0]) / HASTE, 0.05, 0.05])
+    first = unhurried(waits, due, rows, waits=False).pace_s
+    assert first.tolist() == pytest.approx([pass_s(first[0]) + 2 * MARGIN_S, 0.05, 0.05])
     decodes_alone = view([hurried, paced])
     due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
-    alone = unhurried(decodes_alone, due, rows, waits=False)
-    assert alone.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05])
+    alone = unhurried(decodes_alone, due, rows, waits=False).pace_s
+    assert alone.tolist() == pytest.approx([pass_s(alone[0]) + 2 * MARGIN_S, 0.05])
+
+
+@given(others=st.lists(st.floats(0.002, 0.2), max_size=60), waits=st.booleans())
+def test_the_passes_that_a_ttlt_asks_for_leave_the_others_what_their_paces_ask_for(
+    others: list[float], waits: bool
+) -> None:
+    hurried = decode(summary(0, max_tokens=100, arrived_s=-599.5), generated=50)
+    seen = view([hurried, *(decode(interactive(n + 1)) for n in range(len(others)))])
+    due = due_of_rows(seen, OutputLengths(), 0.001)
+    due = due._replace(pace_s=np.array([0.001, *others]))
+    least_s = unhurried(seen, due, np.arange(seen.rows), waits=waits).pace_s[0]
+    per_s = [
+        seen.profile.batch_s(chunk.decodes_of(seen, np.arange(n + 1))) for n in range(seen.rows)
+    ]
+    each_s = zip(others, np.diff(per_s).tolist(), strict=True)
+    pass_s = per_s[0] + sum(more_s * min(least_s / pace_s, 1.0) for pace_s, more_s in each_s)
+    assert least_s == pytest.approx(pass_s / HASTE if waits else pass_s + 2 * MARGIN_S)
 
 
 def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() -> None:
@@ -382,6 +403,27 @@ def test_a_decode_that_is_not_due_does_not_make_others_late() -> None:
     assert set(entries(choice)) == set(range(40))
     # those that sit out are looked at again
     assert choice.repeats == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_ttlt_makes_a_pass_short_once_a_pace_is_late(late: bool) -> None:
+    """A pass of all is too long for the next tokens of the whole answers. If nobody is late, they
+    come first in a shorter one.
+    """
+    paced = [decode(Row(slot=n, tbt_s=0.05), context=2000, generated=1) for n in range(30)]
+    whole = Row(slot=0, ttlt_s=20.0, max_tokens=900, arrived_s=-12.0)
+    answers = [decode(replaced(whole, slot=n), context=2000, generated=500) for n in range(30, 50)]
+    seen = view([*paced, *answers])
+    due = due_of_rows(seen, OutputLengths(), 0.0)
+    pass_s = seen.profile.batch_s(chunk.decodes_of(seen, np.arange(50)))
+    assert due.pace_s[30:].max() < 0.05
+    until_s = np.array([pass_s + 2 * MARGIN_S] * 30 + [0.9 * pass_s] * 20)
+    until_s[0] = -0.001 if late else until_s[0]
+    seen.newest_token_unix_s = NOW + until_s - due.pace_s
+    seen.first_token_unix_s = seen.newest_token_unix_s
+    runs = entries(registry.make("slackline").plan(seen)[0])
+    assert set(runs) >= set(range(30, 50))
+    assert (len(runs) == 50) is late
 
 
 @pytest.mark.parametrize("definition", [Definition.DEADLINE, Definition.MAX_TPOT_10])
