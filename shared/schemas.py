@@ -590,6 +590,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft: DraftCost = 0.0
     # of its draft model's own KV; 0: there is none, or it is wherever the target's is
     draft_kv_blocks: Count = 0
+    # its engine verifies chains of so many drafts at most, and no trees; 0: it verifies trees
+    longest_chain: Count = 0
     draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded

@@ -28,7 +28,6 @@ from shared.schemas import Announce
 from shared.tiers import TierSet
 
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.01, 0.99
-VLLM_DRAFTS = 5  # the most of a request and iteration on vLLM, which verifies chains alone
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
 
 
@@ -158,9 +157,7 @@ def foretell(
         ),
         draft=facts.draft,
         acceptance=found.acceptance,
-        engine=EngineFacts(
-            str(served), found.draft, longest_chain=VLLM_DRAFTS if facts.engine == "vllm" else 0
-        ),
+        engine=EngineFacts(str(served), found.draft, facts.longest_chain),
         engine_scatter=found.scatter,
     )
     return simulate(Traffic(requests, tiers, seed), deployment)

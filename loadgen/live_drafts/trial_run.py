@@ -14,7 +14,7 @@ from rich.console import Console
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.followed import Followed, Iteration
-from loadgen.live_drafts.foretold import VLLM_DRAFTS, Measured, acceptance_of, foretell, measured
+from loadgen.live_drafts.foretold import Measured, acceptance_of, foretell, measured
 from loadgen.live_drafts.rising_load import Questions, RisingLoad
 from loadgen.live_drafts.worth import Band, Phases, bands, phases
 from loadgen.load.connection import LOAD_PATIENCE, connected
@@ -36,6 +36,7 @@ from shared.schemas import Announce
 ANNOUNCED_WITHIN_S = 5.0
 WAIT_S = 60.0  # for what still runs after the last arrival
 KV_BLOCKS, BLOCK_TOKENS = 2048, 16
+VLLM_DRAFTS = 5  # the most of a request and iteration on vLLM
 THREADS = 1  # of the engine, whatever the caller's OMP_NUM_THREADS says
 
 

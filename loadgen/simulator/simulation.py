@@ -161,7 +161,12 @@ class Simulation:
             life = "" if incarnation == 1 else f"/{incarnation}"
             return VirtualReplica(
                 self._announce(
-                    i, deployment.profile, model, pools[i % len(pools)], str(incarnation)
+                    i,
+                    deployment.profile,
+                    model,
+                    pools[i % len(pools)],
+                    str(incarnation),
+                    longest_chain,
                 ),
                 self._policy_of(deployment),
                 self._profile,
@@ -176,7 +181,6 @@ class Simulation:
                 leaps=self._options.leaps and not deployment.engine_scatter,
                 engine=_engine(deployment, own),
                 engine_draft=own_draft,
-                longest_chain=longest_chain,
             )
 
         self._alive = [made(i) for i in range(deployment.replicas)]
@@ -217,7 +221,9 @@ class Simulation:
             return policy
         return MisjudgedLengths(policy, deployment.length_times)
 
-    def _announce(self, i: int, profile: str, model: str, pool: str, incarnation: str) -> Announce:
+    def _announce(
+        self, i: int, profile: str, model: str, pool: str, incarnation: str, longest_chain: int
+    ) -> Announce:
         return Announce(
             replica=ReplicaId(f"r{i + 1:02}"),
             incarnation=incarnation,
@@ -231,6 +237,7 @@ class Simulation:
             context_tokens=self._facts.context_tokens,
             max_slots=self._facts.max_slots,
             epoch=0,
+            longest_chain=longest_chain,
         )
 
     # ------------------------------------------------------------ arrivals and ends

@@ -71,8 +71,8 @@ class Store(Protocol):
 
 class VirtualReplica:
     """One replica; `rng` draws its latencies. The planner knows `profile` and `draft`; iterations
-    take as long as `engine` and `engine_draft` say. `longest_chain`: as in EngineFacts. No message
-    is lost here, so a resync or a refused plan is a bug of the cores.
+    take as long as `engine` and `engine_draft` say. No message is lost here, so a resync or a
+    refused plan is a bug of the cores.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class VirtualReplica:
         leaps: bool = True,
         engine: Profile,
         engine_draft: Draft | None,
-        longest_chain: int = 0,
     ) -> None:
         self.id: ReplicaId = announce.replica
         self._timeline, self._latency, self._store = timeline, latency, store
@@ -103,7 +102,7 @@ class VirtualReplica:
         self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
-        self.worker = VirtualWorker(announce, engine, engine_draft, acceptance, longest_chain)
+        self.worker = VirtualWorker(announce, engine, engine_draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}

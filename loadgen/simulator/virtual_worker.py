@@ -82,10 +82,8 @@ class VirtualWorker:
         profile: Profile,
         draft: Draft | None,
         acceptance: Acceptance,
-        longest_chain: int = 0,
     ) -> None:
-        """`longest_chain`: as in `speculate`."""
-        self._announce, self._longest_chain = announce, longest_chain
+        self._announce = announce
         self._profile, self._draft, self._acceptance = profile, draft, acceptance
         self.counters = WorkerCounters()
         self._queue: deque[BatchPlan] = deque()
@@ -239,7 +237,7 @@ class VirtualWorker:
             has=has,
             left=left,
             filled=self._drafted[slots],
-            longest_chain=self._longest_chain,
+            longest_chain=self._announce.longest_chain,
         )
         self._drafted[slots] = did.filled
         shape = shape_of(has, did.fills, self._decoding[slots])

@@ -447,6 +447,7 @@ class WorkerService:
             pace=self._cfg.pace if facts.engine == "sim" else 1.0,
             draft=facts.draft,
             draft_kv_blocks=facts.draft_kv_blocks,
+            longest_chain=facts.longest_chain,
             draft_yields=self.core.draft_yields,
             features=sorted(facts.features),
             adapters=list(facts.adapters),

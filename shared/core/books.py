@@ -316,6 +316,7 @@ class Books(BookRows):
         draft: Draft | None = None,
         pool: str = "",
         accepted_shares: Sequence[float] = (),
+        longest_chain: int = 0,
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         if len(self._window[0]) != self.live:
@@ -332,6 +333,7 @@ class Books(BookRows):
             draft=draft,
             pool=pool,
             accepted_shares=accepted_shares,
+            longest_chain=longest_chain,
         )
 
     def check(self) -> None:

@@ -616,6 +616,7 @@ class ReplicaCore:
             self._draft.now,
             self._announce.pool,
             self._accepted_shares,
+            self._announce.longest_chain,
         )
         if not self._fairness.contested:
             return view, offers

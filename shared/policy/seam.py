@@ -103,6 +103,9 @@ class View(Rows):
     # were, when this planner took the replica over; empty: it had seen none. A policy that has
     # learned nothing yet begins here.
     accepted_shares: Sequence[float] = ()
+    # The engine verifies chains of so many drafts at most, and no trees (vLLM); 0: it verifies
+    # trees.
+    longest_chain: int = 0
     pool: str = ""  # of the replica, as its worker announced it
     # columns that follow from others
     standard: Bools = field(init=False)

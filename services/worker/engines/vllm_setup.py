@@ -176,6 +176,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         features=features.ALL
         - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
         draft=DRAFT if scheduler.num_spec_tokens else 0.0,
+        longest_chain=scheduler.num_spec_tokens,
         adapters=tuple(cfg.adapters),
     )
     adapters = {

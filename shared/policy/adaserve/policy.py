@@ -19,6 +19,7 @@ Where the paper leaves room, or serves less than we do (more in the files named)
   largest A(r), up to d + 1.
 - *Memory*: KV is held for every candidate that may be verified. Where it is short, drafts get only
   what their requests' last blocks have left, and preemption follows shared/policy/chunk.py.
+- *An engine that verifies chains alone* (vLLM): width 1, and no deeper than its longest chain.
 - *No draft model*: all decodes, one token each.
 """
 
@@ -82,7 +83,7 @@ class AdaServe:
     def plan(self, view: View) -> Sequence[Choice]:
         decodes = chunk.decoding(view)
         n = len(decodes.rows)
-        grown = None if view.draft is None or not n else self._tree(view.profile, n)
+        grown = None if view.draft is None or not n else self._tree(view, n)
         verified = (
             n if grown is None else min(grown.budget_tokens, n * (1 + grown.depth * grown.width))
         )
@@ -96,13 +97,14 @@ class AdaServe:
         prefills = queue[of_chunk.any(axis=0)]  # in the order of the choice
         return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
 
-    def _tree(self, profile: Profile, requests: int) -> Tree | None:
-        given, balanced = self._set, self._balanced(profile)
+    def _tree(self, view: View, requests: int) -> Tree | None:
+        given, balanced = self._set, self._balanced(view.profile)
         budget_tokens = given.budget_tokens or balanced
-        depth_min = given.depth_min or least_depth(
-            budget_tokens, given.max_requests, given.depth_max
-        )
-        bounds = Bounds(given.depth_max, depth_min, given.width_max, given.c1, given.c2)
+        depth_max, width_max = given.depth_max, given.width_max
+        if view.longest_chain:
+            depth_max, width_max = min(depth_max, view.longest_chain), 1
+        depth_min = given.depth_min or least_depth(budget_tokens, given.max_requests, depth_max)
+        bounds = Bounds(depth_max, min(depth_min, depth_max), width_max, given.c1, given.c2)
         return tree(requests, budget_tokens, balanced, bounds)
 
     def _balanced(self, profile: Profile) -> int:

@@ -16,9 +16,10 @@ from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.__main__ import main
 from loadgen.live_drafts.comparison_page import Comparison, farthest, markdown, plot
 from loadgen.live_drafts.followed import Followed, Iteration, Trees
-from loadgen.live_drafts.foretold import VLLM_DRAFTS, acceptance_of, cost_of, foretell, measured
+from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
 from loadgen.live_drafts.trial_run import (
+    VLLM_DRAFTS,
     Row,
     System,
     attained,
@@ -266,8 +267,8 @@ def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_pat
     contestant = Contestant("vllm", {"spec_tokens": str(VLLM_DRAFTS + 3)})
     found = measured(served(0.3, 0.1), FACTS, 0.9)
     drafts = []
-    for engine in ("torch", "vllm"):
-        facts = replace(FACTS, engine=engine)
+    for longest_chain in (0, VLLM_DRAFTS):
+        facts = replace(FACTS, longest_chain=longest_chain)
         told = foretell(contestant, requests, LOAD.tiers, LOAD.seed, facts, found, tmp_path)
         drafts.append(told.drafted / told.verifications)
     assert drafts[0] > VLLM_DRAFTS + 2

@@ -1,5 +1,6 @@
 """Engines that are slower than their profile, and outputs that are longer than was learned."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy import registry
-from shared.policy.seam import Ended, Observation
+from shared.policy.adaserve.policy import AdaServe
+from shared.policy.seam import Choice, Ended, Observation, View
 from shared.tiers import DEMO_3
 from tests.shared.policy.views import Linear
 
@@ -103,6 +105,31 @@ def test_an_engine_that_verifies_chains_verifies_no_trees() -> None:
     chains = served(replace(trees, engine=EngineFacts("a100-llama3-8b", 0.05, longest_chain=1)))
     assert 0 < chains.accepted < chains.drafted == chains.verifications
     assert all(verdict is not None for verdict in chains.verdicts)
+
+
+def test_a_policy_knows_that_an_engine_verifies_chains_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, seen = AdaServe.plan, list[tuple[int, int, int]]()
+
+    def noted(policy: AdaServe, view: View) -> Sequence[Choice]:
+        choices = plan(policy, view)
+        seen.extend(
+            (view.longest_chain, int(trees.depth.max()), int(trees.width.max()))
+            for choice in choices
+            if (trees := choice.speculation) is not None
+        )
+        return choices
+
+    monkeypatch.setattr(AdaServe, "plan", noted)
+    engine = EngineFacts("a100-llama3-8b", 0.05, longest_chain=2)
+    known = Deployment("adaserve", "a100-llama3-8b", draft=0.05)
+    served(known)
+    assert max(seen) == (0, 8, 3)
+    seen.clear()
+    served(replace(known, engine=engine))
+    assert max(seen) == (2, 2, 1)
+    assert {chain for chain, _, _ in seen} == {2}
 
 
 @pytest.mark.parametrize("times", [0.5, 2.0])

@@ -199,6 +199,22 @@ def test_all_decodes_draft_and_their_needs_travel_with_them() -> None:
     assert speculation.lasts_s == pytest.approx(0.05 * 0.0002 * 322 + 7 * 0.0015 + 0.030)
 
 
+@pytest.mark.parametrize(("longest", "depth"), [(5, 5), (12, 8)])
+def test_an_engine_that_verifies_chains_alone_gets_chains_no_deeper_than_it_drafts(
+    longest: int, depth: int
+) -> None:
+    decodes = [decoding(slot, since_first_s=1.0, generated=generated) for slot, generated in
+               enumerate((5, 30))]  # fmt: skip
+    seen = replace(seen_with(decodes), longest_chain=longest)
+    choice = planned(seen)
+    speculation = speculated(choice)
+    assert speculation.depth.tolist() == [depth, depth] and speculation.width.tolist() == [1, 1]
+    assert entries(choice) == {0: 1 + depth, 1: 1 + depth}
+    # a step of the draft has a token of each request; the first also reads what it lacks
+    assert speculation.lasts_s == pytest.approx(0.05 * 0.0002 * 322 + (depth - 1) * 0.0015 + 0.030)
+    assert speculated(planned(seen, adaserve(depth_min=8))).depth.tolist() == [depth, depth]
+
+
 def test_without_a_draft_model_it_decodes_and_prefills_all_the_same() -> None:
     choice = planned(
         view(

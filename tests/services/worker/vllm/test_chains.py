@@ -151,6 +151,10 @@ def test_the_cost_of_a_step_and_of_reading_is_announced(drafting: Any) -> None:
     assert 0 < step <= 1 and 0 < read <= 1
 
 
+def test_the_longest_chain_is_announced(drafting: Any) -> None:
+    assert drafting.facts.longest_chain == DEPTH
+
+
 @pytest.fixture
 def passes(drafting: Any) -> Iterator[list[int]]:
     """The number of tokens of each pass of the draft model."""
