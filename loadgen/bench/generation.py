@@ -13,6 +13,7 @@ import msgspec
 from loadgen.bench.figure import Figure
 from loadgen.fleet.child import Say
 from shared.errors import SlacklineError
+from shared.perf.draft import fractions_of
 from shared.perf.engine_figures import CPU, EngineFigures
 
 PART = "torch engine"
@@ -102,12 +103,23 @@ def figures(measured: EngineFigures) -> list[Figure]:
 
 
 def drafting(measured: EngineFigures) -> list[Figure]:
-    """Decoding with drafts, over no drafts and over assisted generation; for each batch the number
-    of drafts that is best; and the time outside the models.
+    """The cost of the draft model; decoding with drafts, over no drafts and over assisted
+    generation; for each batch the number of drafts that is best; and the time outside the models.
     """
     plain = {one.batch: one.tokens_per_s for one in measured.drafting if not one.budget}
     speed = "tokens/s of CPU time" if measured.device == CPU else "tokens/s"
     found = []
+    step, read = fractions_of(measured.draft)
+    if step:
+        found = [
+            Figure(part=PART, name="a draft step, of the target's pass", value=step, unit="%"),
+            Figure(
+                part=PART,
+                name="the draft reads a prompt token, of the target's time",
+                value=read,
+                unit="%",
+            ),
+        ]
     for one in measured.drafting:
         note = (
             f"{one.tokens_per_s:,.0f} {speed}; {one.yielded:.2f} tokens a request in "

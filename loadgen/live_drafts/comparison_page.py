@@ -13,6 +13,7 @@ from loadgen.live_drafts.trial_run import Attained, Row
 from loadgen.live_drafts.turns import Turns, by_policy
 from loadgen.live_drafts.worth import Phases, gain
 from loadgen.markdown import table
+from shared.perf.draft import fractions_of
 
 POINTS = 3.0  # by which the simulator may differ
 
@@ -119,7 +120,7 @@ def _phases(policies: Sequence[Row]) -> str:
     rows = []
     for row in policies:
         with_, without = row.verifying, row.plain
-        cost = row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost)
+        cost = fractions_of(row.cost)
         rows.append(
             [
                 _code(row),

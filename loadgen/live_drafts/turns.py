@@ -14,6 +14,7 @@ from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.rising_load import RisingLoad
 from loadgen.live_drafts.trial_run import Attained, Row
 from loadgen.live_drafts.worth import Band, Phases
+from shared.perf.draft import fractions_of
 
 
 class Turns(NamedTuple):
@@ -52,7 +53,7 @@ def by_policy(rows: Sequence[Row]) -> list[Turns]:
 
 def _together(rows: Sequence[Row]) -> Row:
     first = rows[0]
-    costs = [row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost) for row in rows]
+    costs = [fractions_of(row.cost) for row in rows]
     steps, reads = zip(*costs, strict=True)
     return replace(
         first,

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 import transformers
 
+from services.worker.engines.draft_cost import measure_draft
 from services.worker.engines.torch_engine import TorchEngine
 from shared.columns import pack
 from shared.core.turn import Load, Work
+from shared.perf.draft import DraftCost
 from shared.perf.engine_figures import DraftSpeed
 from shared.schemas import Sampling, Selection
 from shared.text.tokenizer import Tokenizer
@@ -74,6 +76,7 @@ class DraftBench:
         self.engine = TorchEngine(
             folder, profile="bench", kv_blocks=1024, draft=draft, prefix_caching=False
         )
+        self.cost = measure_draft(self.engine)  # as a worker does, before passes are timed
         self._output_tokens = output_tokens
         tokenizer = Tokenizer.load(folder)
         self._prompts = [tokenizer.encode(QUESTION.format(word)) for word in WORDS]
@@ -162,9 +165,9 @@ class DraftBench:
 
 def measure_drafting(
     folder: Path, draft: Path, rounds: int, quick: bool
-) -> tuple[list[DraftSpeed], float, float]:
-    """The best of `rounds` for each batch and budget; tokens a second of `generate` and of assisted
-    generation.
+) -> tuple[DraftCost, list[DraftSpeed], float, float]:
+    """The cost of the draft model; the best of `rounds` for each batch and budget; tokens a second
+    of `generate` and of assisted generation.
     """
     bench = DraftBench(folder, draft, QUICK_OUTPUT_TOKENS if quick else OUTPUT_TOKENS)
     best: dict[tuple[int, int], DraftSpeed] = {}
@@ -177,4 +180,4 @@ def measure_drafting(
                 key = batch, budget
                 if key not in best or found.tokens_per_s > best[key].tokens_per_s:
                     best[key] = found
-    return list(best.values()), plain, assisted
+    return bench.cost, list(best.values()), plain, assisted

@@ -28,6 +28,7 @@ from services.worker.engines.torch_engine import TorchEngine
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.models import shipped as store
+from shared.perf.draft import DraftCost, fractions_of
 from shared.perf.engine_figures import CPU, DraftSpeed, EngineFigures, Speed
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
@@ -176,10 +177,11 @@ def measure(
         )
         best["generate", batch] = max(long_s - short_s, 1e-9) / output_tokens
     drafting: list[DraftSpeed] = []
+    cost: DraftCost = 0.0
     alone = assisted = 0.0
     if draft is not None:
         say("drafts")
-        drafting, alone, assisted = measure_drafting(folder, draft, min(rounds, 3), quick)
+        cost, drafting, alone, assisted = measure_drafting(folder, draft, min(rounds, 3), quick)
     seconds = 0.2 if quick else 2.0
     late = {
         "nothing": asyncio.run(naps_late_s(None, seconds)),
@@ -220,6 +222,7 @@ def measure(
             name: (times[len(times) // 2], times[len(times) * 99 // 100])
             for name, times in late.items()
         },
+        draft=cost,
         drafting=drafting,
         generate_alone=alone,
         generate_assisted=assisted,
@@ -269,6 +272,12 @@ def main() -> int:
         print(
             f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, "
             f"of it outside the model {outside_s * 1e3:.2f} ms"
+        )
+    step, read = fractions_of(figures.draft)
+    if step:
+        print(
+            f"the draft model: a step takes {step:.3f} of the target's pass, a token of a prompt "
+            f"{read:.3f} of what it takes the target"
         )
     for one in figures.drafting:
         print(

@@ -42,11 +42,16 @@ class Draft:
         return self.step * least_s + self.read * (whole_s - least_s)
 
 
+def fractions_of(cost: DraftCost) -> tuple[float, float]:
+    """Step and read."""
+    return cost if isinstance(cost, tuple) else (cost, cost)
+
+
 def draft_of(profile: Profile, cost: DraftCost) -> Draft | None:
     """The draft model of this target; None for a step of 0. Raises ConfigError unless both
     fractions are in [0, 1].
     """
-    step, read = cost if isinstance(cost, tuple) else (cost, cost)
+    step, read = fractions_of(cost)
     if not (0 <= step <= 1 and 0 <= read <= 1):
         raise ConfigError(
             f"draft {step:g}, {read:g}: a step and what is read are fractions of the target's "

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from shared.perf.draft import DraftCost
+
 CPU = "cpu"  # the device where it is no GPU
 
 
@@ -46,6 +48,8 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     outside_s: dict[int, float]
     # beside which work -> (p50, p99); native code shows the cost of a busy core without any lock
     late_s: dict[str, tuple[float, float]]
+    # of the draft model, as a worker measures and announces it; 0: there is none
+    draft: DraftCost = 0.0
     # empty without a draft model
     drafting: list[DraftSpeed] = []
     # tokens per second (on a CPU, of CPU time), one request at a time: transformers' generate, and

@@ -102,13 +102,15 @@ def test_drafts_are_shown_over_none_with_the_best_number_and_the_time_outside() 
 
     measured = EngineFigures(
         model="pair", parameters=1, device="cpu", threads=1, rounds=1, speeds=[], iteration_s={},
-        outside_s={}, late_s={}, generate_alone=90.0, generate_assisted=100.0,
+        outside_s={}, late_s={}, generate_alone=90.0, generate_assisted=100.0, draft=(0.4, 0.1),
         drafting=[
             speed(1, 0, 200.0, 0.0005), speed(1, 2, 240.0, 0.001),
             speed(8, 0, 800.0, 0.0003), speed(8, 8, 600.0, 0.0012),
         ],
     )  # fmt: skip
     found = {figure.name: figure for figure in drafting(measured)}
+    assert found["a draft step, of the target's pass"].value == 0.4
+    assert found["the draft reads a prompt token, of the target's time"].value == 0.1
     best = found["batch 1, best number of drafts, over none"]
     assert (best.value, best.note) == (1.2, "2 drafts")
     losing = found["batch 8, best number of drafts, over none"]
