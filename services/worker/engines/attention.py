@@ -79,15 +79,15 @@ def positions_of(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
     in_pool: list[int] = []
     for part in parts:
         match part:
+            case Piece(cached, new, place):
+                in_sequence += range(cached, cached + new)
+                in_pool += place.positions(cached, cached + new).tolist()
             case Node(position, sees):
                 in_sequence.append(position)
                 in_pool.append(int(sees[-1]))
             case Branches(cached, sees, paths):
                 in_sequence += [cached + len(path) - 1 for path in paths]
                 in_pool += sees[cached:].tolist()
-            case Piece(cached, new, place):
-                in_sequence += range(cached, cached + new)
-                in_pool += place.positions(cached, cached + new).tolist()
     return in_sequence, in_pool
 
 

@@ -120,10 +120,8 @@ class DraftModel:
         )
         for n, (ask, own) in enumerate(zip(asks, depth, strict=True)):
             found.candidates.there[:own, n, : ask.width] = True
-        # of each request, the pool positions on the way to each beam: [beams, positions]
-        seen = [
-            self._held[ask.slot].place.positions(0, len(ask.tokens))[np.newaxis] for ask in asks
-        ]
+        # of requests with several beams, the pool positions on the way to each: [beams, positions]
+        seen: dict[int, NDArray[np.int64]] = {}
         for level in range(levels):
             going = [n for n, own in enumerate(depth) if own > level]
             if level == 0:
@@ -205,7 +203,7 @@ class DraftModel:
         going: Sequence[int],
         found: Drafted,
         level: int,
-        seen: list[NDArray[np.int64]],
+        seen: dict[int, NDArray[np.int64]],
     ) -> Tensor:
         """[beams of these requests, vocabulary] the logits behind the nodes of the level before."""
         ids: list[int] = []
@@ -219,7 +217,8 @@ class DraftModel:
                 parts.append(Piece(position, 1, held.place))
                 continue
             own = held.place.positions(position, held.filled + width * steps)[::steps]
-            seen[n] = np.concatenate((seen[n][above[n, :width]], own[:, np.newaxis]), axis=1)
+            before = seen[n] if level > 1 else held.place.positions(0, held.filled)[np.newaxis]
+            seen[n] = np.concatenate((before[above[n, :width]], own[:, np.newaxis]), axis=1)
             ids += tokens[n, :width].tolist()
             parts += [Node(position, sees) for sees in seen[n]]
         return self._model.logits(ids, parts, range(len(ids)))
@@ -252,13 +251,13 @@ class DraftModel:
         self, logits: Tensor, asks: Sequence[Ask], level: int, widest: int
     ) -> tuple[Floats, Indices]:
         """[beams, widest] the likeliest next tokens of each beam: probabilities and tokens."""
-        logits = logits[:, : self._vocabulary].float()
+        logits = logits[:, : self._vocabulary]
         if any(ask.temperature not in (0.0, 1.0) for ask in asks):
             heat = [
                 ask.temperature or 1.0 for ask in asks for _ in range(ask.width if level else 1)
             ]
             logits = logits / torch.tensor(heat, device=logits.device)[:, None]
-        shares = logits.softmax(dim=-1)
+        shares = logits.softmax(dim=-1, dtype=torch.float32)
         if shares.is_cpu:
             return _largest(shares.numpy(), widest)
         likely, ids = shares.topk(widest, dim=-1)
@@ -271,7 +270,8 @@ def _largest(shares: Floats, count: int) -> tuple[Floats, Indices]:
     likely = np.empty((len(shares), count))
     ids = np.empty((len(shares), count), dtype=np.intp)
     for n in range(count):
-        at = shares.argmax(axis=1)
-        ids[:, n], likely[:, n] = at, shares[rows, at]
-        shares[rows, at] = -1.0
+        if n:
+            shares[rows, ids[:, n - 1]] = -1.0
+        ids[:, n] = at = shares.argmax(axis=1)
+        likely[:, n] = shares[rows, at]
     return likely, ids

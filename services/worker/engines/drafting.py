@@ -53,7 +53,8 @@ def trees_to_verify(
     drafted = draft.draft(asks)
     caps = np.array([work[n].tokens for n in speculating], dtype=np.int32)
     needed = np.array([work[n].needed for n in speculating], dtype=np.float32)
-    chosen = select(along(selection, speculating), caps, needed, drafted.candidates)
+    theirs = selection if len(speculating) == len(work) else along(selection, speculating)
+    chosen = select(theirs, caps, needed, drafted.candidates)
     roots = [states[n].tokens[-1] for n in speculating]
     return dict(zip(speculating, trees_of(roots, drafted, chosen), strict=True))
 
