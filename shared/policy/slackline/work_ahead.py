@@ -7,6 +7,7 @@ import numpy as np
 
 from shared.columns import Ints
 from shared.perf.shape import BatchShape
+from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.seam import Bools, Floats, View
 from shared.policy.slackline.due import Due
@@ -57,10 +58,9 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
     whole = view.has_ttlt
     if not np.count_nonzero(whole[decodes]):
         return due
-    paces_s, context = due.pace_s[decodes], view.top_tokens[decodes]
-    cost = pass_cost(view, len(decodes), int(context.sum()))
     usable, margins_s = (HASTE, 0.0) if waits else (1.0, 2 * MARGIN_S)
-    longest_s = (cost.every_s + margins_s) / usable
+    every = chunk.decodes_of(view, decodes)
+    longest_s = (view.profile.batch_s(every) + margins_s) / usable
     short = whole & (due.pace_s < longest_s)
     if not np.count_nonzero(short):
         return due
@@ -70,11 +70,13 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     of_decodes = np.where(whole, powers, MOST)[decodes]
-    each_s: Floats = cost.one_s + cost.token_s * context.astype(np.float64)
+    cost = pass_cost(view, every.decodes, every.decode_context)
+    each_s: Floats = cost.one_s + cost.token_s * view.top_tokens[decodes].astype(np.float64)
     fixed_s = cost.every_s - float(each_s.sum()) + margins_s
     for power in set(powers[short].tolist()):
         some = short & (powers == power)
-        least_s = _least_s(longest_s, fixed_s, each_s, paces_s, of_decodes <= power, usable)
+        always = of_decodes <= power
+        least_s = _least_s(longest_s, fixed_s, each_s, due.pace_s[decodes], always, usable)
         pace_s[some] = np.maximum(due.pace_s[some], least_s)
     return due._replace(pace_s=pace_s)
 
