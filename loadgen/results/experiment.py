@@ -44,6 +44,9 @@ HARD_WINDOWS_VERSIONS = {"slackline": 42}
 # The same for runs with a TTLT that are shorter than FOUR_HOURS_S. Those of four hours are older.
 FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
+# The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.
+SOON_S = 1.0
+SOON_VERSIONS = {"slackline": 44}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
@@ -121,6 +124,9 @@ class Run(Struct, frozen=True, kw_only=True):
             versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))
         if self.duration_s < FOUR_HOURS_S and any(slo.ttlt_s is not None for slo in slos):
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
+        ttfts_s = [slo.ttft_s for slo in slos if slo.ttft_s is not None]
+        if len(set(paces_s)) > 1 and min(ttfts_s, default=SOON_S) < SOON_S:
+            versions.append(SOON_VERSIONS.get(self.policy, VERSION))
         if paces_s and self.definition == Definition.DEADLINE:
             versions.append(DEADLINE_VERSIONS.get(self.policy, VERSION))
         return max(versions)

@@ -183,7 +183,8 @@ class Slackline:
         now = view.start_unix_s
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
-        self._see([offers[n] for n in asked], now, new)
+        alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
+        self._see([offers[n] for n in asked], now, new, alone)
         latest_s = self._next_tokens(view, due).latest_s
         passes = self._passes(view, due, decodes, latest_s, prices)
         work = held.beside(new)
@@ -197,7 +198,6 @@ class Slackline:
             present = present_of(view, due, decodes, waiting, held)
             more = asked_of(coming, new, held.seconds.sum())
             lost |= self._crowded(view, present, more, lost, self._speed(view, decodes, coming))
-        alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
         columns = ((lost & ~np.array(waits)).tolist(), no_kv.tolist(), alone.tolist())
         for n, declined, without_kv, in_time_alone in zip(asked, *columns, strict=True):
             if declined:
@@ -320,10 +320,15 @@ class Slackline:
         """
         return speed(view, self._drafts, len(decodes)) if Part.DRAFTS in self._parts else 1.0
 
-    def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work) -> None:
-        """Offers count for the demand. `work` ends with theirs."""
+    def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, alone: Bools) -> None:
+        """Offers count for the demand, if they could be in time `alone`: no pace serves the others.
+        `work` ends with theirs.
+        """
         last = slice(len(work.due_s) - len(offers), None)
-        self._demand.offered(offers, now_unix_s, work.seconds[last], work.decode_s[last])
+        some = [offer for offer, able in zip(offers, alone.tolist(), strict=True) if able]
+        self._demand.offered(
+            some, now_unix_s, work.seconds[last][alone], work.decode_s[last][alone]
+        )
 
     def _too_tight(self, view: View, decodes: Rows, asked: Sequence[Offer]) -> Bools:
         """[asked] those with a pace that is not kept."""

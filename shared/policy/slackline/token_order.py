@@ -34,7 +34,7 @@ class TokenOrder:
     rows: Rows
     due_s: Floats
     put_off_s: Floats
-    begin_s: Floats  # `latest_s`, the first first
+    begin_s: Floats  # `latest_s`, in any order
     pass_s: Floats  # of a pass of all up to each
     batch_s: float  # of a pass of none
     in_time: Bools = field(init=False)  # its due time can be kept
@@ -70,7 +70,8 @@ class TokenOrder:
         """Seconds until the next pass must begin. With those due first it has all the others up to
         each due time, or these have another pass after it.
         """
-        until_s = np.maximum(self.begin_s[0], self.begin_s - self.batch_s)
+        begin_s = np.sort(self.begin_s)
+        until_s = np.maximum(begin_s[0], begin_s - self.batch_s)
         return float((until_s - self.pass_s).min()) - MARGIN_S
 
     def running(self, longest_s: float) -> Rows:
@@ -134,9 +135,8 @@ def _in_order(view: View, timing: Timing, decodes: Rows, put_off_s: Floats) -> T
     cost = pass_cost(view, count, last)
     left = np.arange(count - 1, -1, -1)
     pass_s = cost.every_s - cost.one_s * left - cost.token_s * (last - context)
-    begin_s = np.sort(timing.latest_s[decodes])
     none_s = cost.every_s - cost.one_s * count - cost.token_s * last
-    return TokenOrder(rows, due_s, put_off_s, begin_s, pass_s, none_s)
+    return TokenOrder(rows, due_s, put_off_s, timing.latest_s[rows], pass_s, none_s)
 
 
 class PassCost(NamedTuple):
