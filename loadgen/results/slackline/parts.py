@@ -88,9 +88,8 @@ def _mean(values: Sequence[float] | None, form: str) -> str:
     """The mean, with the least and the most in brackets where they differ."""
     if values is None:
         return MISSING
-    mean, least, most = (
-        format(value, form) for value in (sum(values) / len(values), min(values), max(values))
-    )
+    three = (sum(values) / len(values), min(values), max(values))
+    mean, least, most = (format(round(value, 1) + 0.0, form) for value in three)
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
@@ -154,25 +153,30 @@ of ten on the profile `{FLAT_PROFILE}`, without a draft model.""",
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
 have prefills alone, and drafts where paces need them (AdaServe's load). That a TTLT may not shorten
-every iteration matters to whole answers beside tight requests: 6.0 points of `mix`. What early
-tokens earn matters most where windows of ten judge short prompts: 4.5 points of Reasoning, and with
+every iteration matters to whole answers beside tight requests: 3.8 points of `mix`. What early
+tokens earn matters most where windows of ten judge short prompts: 3.3 points of Reasoning, and with
 the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
-matters to short answers with a pace near a pass ([decisions.md](decisions.md)).
+matters to `mix` (1.5), and to short answers with a pace near a pass
+([decisions.md](decisions.md)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
-and is worth up to 1.6 now. The door and relegation from the queue are worth up to 1.2 and 0.9. That
-best-effort requests wait brings up to 0.6 here, and up to 4 with the seeds of the first table
-(decisions.md); their share, without which some would wait for ever, costs 1.0 at most. Drafts cost
-`mix` 1.5 points before they needed a hurry beside prompts, and nothing now. The replica that is
-asked first matters little, since one that declines is followed by another: up to 0.9 points.
-Promotion shows little, and three parts nothing here: KV left to urgent requests, paces that are
-given up, and that no more decodes are taken than a pass has time for. The last two are for a
-profile as flat as a CPU's, where tests hold them; with three hard paces as many were kept without.
+and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
+worth up to 1.5 and 1.0 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
+with the seeds of the first table (decisions.md); their share, without which some would wait for
+ever, costs 0.6 at most. The replica that is asked first matters little, since one that declines is
+followed by another: up to 0.6 points. Promotion shows little, and that KV is left to urgent
+requests nothing.
 
-Where KV is short other parts count. That offers are declined which would find no KV is worth 1.8
-points there, drafts 15.3 and relegation 8.0, while the share of best-effort requests costs 3.5,
-what early tokens earn 2.4, that decodes sit out 2.0 and promotion 1.2. Why the last four cost was
-not looked for. Where a fifth of the requests are important, the column has these alone: others give
-up KV for them, which is worth 15.3 points.
+On a profile as flat as a CPU's, with paces that few decodes can keep, other parts count: the door
+is worth 16.6 points there, that a pace is given up which costs the others theirs 6.4, and that
+best-effort requests wait 4.5. That no more decodes are taken than a pass has time for is worth 1.2,
+with one seed of three -0.8. That decodes sit out costs 1.3 there, and the share of best-effort
+requests as much.
+
+Where KV is short, drafts are worth 16.7 points, relegation 8.9, that best-effort requests wait 4.4,
+the door 3.0, and that offers are declined which would find no KV 2.6. What early tokens earn costs
+1.5 there, the share of best-effort requests 1.4, that decodes sit out 1.0 and promotion 0.7. Why
+these cost was not looked for. Where a fifth of the requests are important, the column has these
+alone: others give up KV for them, which is worth 11.3 points.
 """,
 )
