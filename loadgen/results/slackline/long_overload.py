@@ -73,7 +73,7 @@ Over four hours `slackline` is 3.5 and 5.7 points ahead of the better setting of
 conversations and ShareGPT, and 0.4 behind it on code, with one seed. Before time that early tokens
 have earned was spent where deadlines judge, it kept 86.4, 89.4 and 84.8 %. Its runs here are older
 than two changes for whole answers
-([decisions](decisions.md#2026-11-28-paces-beside-whole-answers)). Over half an hour these moved four
-of nine runs, by 13 requests of 10,799 at most.
+([decisions](decisions.md#2026-11-28-paces-beside-whole-answers)). Over half an hour these moved
+four of nine runs, by 13 requests of 10,799 at most.
 """,
 )
