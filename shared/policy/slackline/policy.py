@@ -325,10 +325,11 @@ class Slackline:
         `work` ends with theirs.
         """
         last = slice(len(work.due_s) - len(offers), None)
-        some = [offer for offer, able in zip(offers, alone.tolist(), strict=True) if able]
-        self._demand.offered(
-            some, now_unix_s, work.seconds[last][alone], work.decode_s[last][alone]
-        )
+        prefill_s, decode_s = work.seconds[last], work.decode_s[last]
+        if not alone.all():
+            offers = [offer for offer, able in zip(offers, alone.tolist(), strict=True) if able]
+            prefill_s, decode_s = prefill_s[alone], decode_s[alone]
+        self._demand.offered(offers, now_unix_s, prefill_s, decode_s)
 
     def _too_tight(self, view: View, decodes: Rows, asked: Sequence[Offer]) -> Bools:
         """[asked] those with a pace that is not kept."""

@@ -132,26 +132,21 @@ def _in_order(view: View, timing: Timing, decodes: Rows, put_off_s: Floats) -> T
         return TokenOrder(rows, due_s, put_off_s, put_off_s, put_off_s, 0.0)
     context = view.top_tokens[rows].cumsum()
     count, last = len(rows), int(context[-1])
-    cost = pass_cost(view, count, last)
+    every = BatchShape(decodes=count, decode_context=last)
+    every_s = view.profile.batch_s(every)
+    one_s, token_s = costs_of_one(view, every, every_s)
     left = np.arange(count - 1, -1, -1)
-    pass_s = cost.every_s - cost.one_s * left - cost.token_s * (last - context)
-    none_s = cost.every_s - cost.one_s * count - cost.token_s * last
+    pass_s = every_s - one_s * left - token_s * (last - context)
+    none_s = every_s - one_s * count - token_s * last
     return TokenOrder(rows, due_s, put_off_s, timing.latest_s[rows], pass_s, none_s)
 
 
-class PassCost(NamedTuple):
-    """Seconds of a pass of decodes alone."""
-
-    every_s: float  # of all
-    one_s: float  # of each
-    token_s: float  # of each token of their contexts
-
-
-def pass_cost(view: View, decodes: int, context: int) -> PassCost:
-    """A pass of so many decodes, at least one, on so many tokens. Profiles are linear in both."""
+def costs_of_one(view: View, every: BatchShape, every_s: float) -> tuple[float, float]:
+    """Seconds of one decode, and of one token of a context, in such a pass of decodes, which takes
+    `every_s`. Profiles are linear in both.
+    """
     batch_s = view.profile.batch_s
-    every_s = batch_s(BatchShape(decodes=decodes, decode_context=context))
-    first_s = batch_s(BatchShape(decodes=1, decode_context=context))
-    without_s = batch_s(BatchShape(decodes=decodes))
-    one_s = (every_s - first_s) / max(decodes - 1, 1)
-    return PassCost(every_s, one_s, (every_s - without_s) / max(context, 1))
+    first_s = batch_s(BatchShape(decodes=1, decode_context=every.decode_context))
+    without_s = batch_s(BatchShape(decodes=every.decodes))
+    one_s = (every_s - first_s) / max(every.decodes - 1, 1)
+    return one_s, (every_s - without_s) / max(every.decode_context, 1)

@@ -14,7 +14,7 @@ from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS
 from shared.policy.slackline.price import Prices
-from shared.policy.slackline.token_order import MARGIN_S, pass_cost
+from shared.policy.slackline.token_order import MARGIN_S, costs_of_one
 from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
@@ -60,7 +60,8 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
         return due
     usable, margins_s = (HASTE, 0.0) if waits else (1.0, 2 * MARGIN_S)
     every = chunk.decodes_of(view, decodes)
-    longest_s = (view.profile.batch_s(every) + margins_s) / usable
+    every_s = view.profile.batch_s(every)
+    longest_s = (every_s + margins_s) / usable
     short = whole & (due.pace_s < longest_s)
     if not np.count_nonzero(short):
         return due
@@ -70,9 +71,9 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     of_decodes = np.where(whole, powers, MOST)[decodes]
-    cost = pass_cost(view, every.decodes, every.decode_context)
-    each_s: Floats = cost.one_s + cost.token_s * view.top_tokens[decodes].astype(np.float64)
-    fixed_s = cost.every_s - float(each_s.sum()) + margins_s
+    one_s, token_s = costs_of_one(view, every, every_s)
+    each_s: Floats = one_s + token_s * view.top_tokens[decodes].astype(np.float64)
+    fixed_s = every_s - float(each_s.sum()) + margins_s
     for power in set(powers[short].tolist()):
         some = short & (powers == power)
         always = of_decodes <= power
