@@ -41,7 +41,7 @@ DEADLINE_VERSIONS = {"slackline": 40}
 # The same for runs in which windows judge a pace below HARD_S, with a draft model.
 HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
-# The same for runs with a TTLT that are shorter than FOUR_HOURS_S. Those of four hours are older.
+# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
 FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
 # The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.

@@ -43,7 +43,7 @@ class Draft:
 
 
 def fractions_of(cost: DraftCost) -> tuple[float, float]:
-    """Step and read."""
+    """The two fractions of a cost: of a step, and of what is read."""
     return cost if isinstance(cost, tuple) else (cost, cost)
 
 
