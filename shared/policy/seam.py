@@ -21,7 +21,7 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Offer
-from shared.vocabulary import Definition
+from shared.vocabulary import MOST_DRAFTS, Definition
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -122,6 +122,11 @@ class View(Rows):
     @property
     def rows(self) -> int:
         return len(self.slot)
+
+    @property
+    def deepest(self) -> int:
+        """The most drafts in line that the engine verifies for a request."""
+        return self.longest_chain or MOST_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

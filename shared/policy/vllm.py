@@ -154,7 +154,7 @@ class Vllm:
         if view.draft is None or self._set.spec_tokens == 0 or len(decodes.victims):
             return drafts, 0
         left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows] - 1
-        drafts = np.clip(left, 0, self._set.spec_tokens).astype(np.int32)
+        drafts = np.clip(left, 0, min(self._set.spec_tokens, view.deepest)).astype(np.int32)
         upper = view.top_tokens[rows] + 1
         held = np.maximum(-(-upper // view.block_tokens), view.kv_held_blocks[rows])
         blocks = int(np.maximum(-(-(upper + drafts) // view.block_tokens) - held, 0).sum())

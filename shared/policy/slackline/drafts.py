@@ -311,13 +311,15 @@ def best_plan(
     limit_s: float = math.inf,
 ) -> Plan | None:
     """The plan with the most tokens a second for the decodes in `some`, which draft, among those in
-    `shape`; None if each takes longer than `limit_s`. Contexts that the draft has not read are left
-    out.
+    `shape`, no deeper than the engine verifies; None if each takes longer than `limit_s`. Contexts
+    that the draft has not read are left out.
     """
-    step_s, scale = draft.step_s(some), learned.accepted.scale
+    step_s, scale, deepest = draft.step_s(some), learned.accepted.scale, view.deepest
     best, most = None, 0.0  # `most`: tokens a second
     verifies_s = 0.0
     for known in yields(ACCEPTANCE):
+        if known.depth > deepest:
+            continue
         if known.depth == 1:  # from here on, deeper chains have more drafts
             verifies_s = 0.0
         tokens, drafts_s = 1.0 + known.accepted * scale, known.depth * step_s

@@ -121,6 +121,18 @@ class Acc(NamedTuple):
     made: Floats
     mean: Floats
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that a decode verifies."""
+        return len(self.made) - 1
+
+    def within(self, longest: int) -> "Acc":
+        """The same for an engine that verifies no more tokens than `longest` of each decode."""
+        if longest >= self.longest:
+            return self
+        mean = self.mean[: longest + 1]
+        return Acc(mean if self.made is self.mean else self.made[: longest + 1], mean)
+
 
 class Lengths(NamedTuple):
     """`tokens` are verified by a decode of each tier, its newest token included; `batch_s` is the
@@ -196,7 +208,7 @@ def best_lengths(
     running = in_each(counts, tpot_s, best.batch_s)
     most = plain_tokens(profile, running, best.batch_s, context_tokens, margin_s) / best.batch_s
     for binding in tiers:
-        for length in range(1, LONGEST + 1):
+        for length in range(1, acc.longest + 1):
             batch_s = tpot_s[binding] * float(acc.made[length])
             tokens = [1] * len(tpot_s)
             for tier in tiers:
@@ -205,7 +217,7 @@ def best_lengths(
                     if tier == binding
                     else int(np.searchsorted(tpot_s[tier] * acc.made, batch_s))
                 )
-            if max(tokens) > LONGEST:
+            if max(tokens) > acc.longest:
                 continue
             found = Lengths(tuple(tokens), batch_s)
             now_s = (
@@ -243,7 +255,7 @@ def fastest(
     tightest_s, n = min(tpot_s[tier] for tier, n in enumerate(counts) if n), sum(counts)
     best, most = Lengths((1,) * len(tpot_s), tightest_s), (False, 0.0)
     step_s = draft.step_s(BatchShape(decodes=n, decode_context=int(n * context_tokens)))
-    for length in range(1, LONGEST + 1):
+    for length in range(1, acc.longest + 1):
         verifying_s = profile.batch_s(verifying((n,), (length,), context_tokens))
         seconds = verifying_s + (length - 1) * step_s
         batch_s = (

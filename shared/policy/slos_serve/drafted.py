@@ -21,7 +21,7 @@ from shared.policy.chunk import Decoding
 from shared.policy.seam import Bools, Choice, Floats, Speculation, View
 from shared.policy.slos_serve.batch import CLOSE_S, Standing, filled
 from shared.policy.slos_serve.best_effort import make_room, queue_of
-from shared.policy.slos_serve.draft_length import LONGEST, WINDOW_TOKENS, Acc, Lengths, token_s
+from shared.policy.slos_serve.draft_length import WINDOW_TOKENS, Acc, Lengths, token_s
 from shared.policy.speculation import draft_s
 
 # Ours: the share of a batch's time in which the draft model may read.
@@ -116,7 +116,9 @@ def _verified(drafting: Drafting, tpot_s: Floats, tightened_s: Floats) -> Ints:
     enough = (tpot_s[:, None] * acc.made[1:] >= until_s) & (
         tightened_s[:, None] * acc.mean[1:] >= until_s
     )
-    tokens: Ints = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, LONGEST).astype(np.int32)
+    tokens: Ints = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, acc.longest).astype(
+        np.int32
+    )
     return tokens
 
 

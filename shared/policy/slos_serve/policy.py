@@ -32,7 +32,6 @@ import numpy as np
 from msgspec import Struct
 
 from shared.perf.draft import Draft
-from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
@@ -217,7 +216,7 @@ class SlosServe:
         draft = view.draft if self._set.speculate != "never" else None
         lengths = None
         if draft is not None:
-            acc = self._acc(view.profile, tiers, most, context)
+            acc = self._acc(view, tiers, most, context)
             lengths = best_lengths(view.profile, draft, tiers, most, context, acc, MARGIN_S)
         return PrefillRate(
             view.profile,
@@ -270,7 +269,7 @@ class SlosServe:
         context = float(view.computed_tokens[rows].mean())
         prefills = self._set.speculate == "paper" or bool((~view.in_decode & view.standard).any())
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
-        acc = self._acc(view.profile, tiers, counts, context)
+        acc = self._acc(view, tiers, counts, context)
         # profiles are corrected while they are used
         speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))
         asked = (
@@ -310,17 +309,18 @@ class SlosServe:
         return tuple(owed.round(4).tolist())
 
     def _acc(
-        self, profile: Profile, tiers: Sequence[float], counts: Sequence[int], context: float
+        self, view: View, tiers: Sequence[float], counts: Sequence[int], context: float
     ) -> Acc:
-        """Acc(s) for `counts` decodes of each tier."""
+        """Acc(s) for `counts` decodes of each tier, as far as the engine verifies."""
         alpha = self._acceptance.alpha
         mean = expected_tokens(alpha)
         by_mean = self._set.speculate == "paper"
         if self._set.speculate == "by_need":
             n = sum(counts)
-            plain_s = profile.batch_s(BatchShape(decodes=n, decode_context=round(n * context)))
+            plain_s = view.profile.batch_s(BatchShape(decodes=n, decode_context=round(n * context)))
             by_mean = _tightest_s(tiers, counts) < NEEDED * plain_s
-        return Acc(mean if by_mean else sure_tokens(alpha), mean)
+        acc = Acc(mean if by_mean else sure_tokens(alpha), mean)
+        return acc.within(1 + view.deepest)
 
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:

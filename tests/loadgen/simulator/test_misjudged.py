@@ -1,6 +1,6 @@
 """Engines that are slower than their profile, and outputs that are longer than was learned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,10 @@ from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.adaserve.policy import AdaServe
-from shared.policy.seam import Choice, Ended, Observation, View
+from shared.policy.seam import Choice, Ended, Observation, Policy, View
+from shared.policy.slackline.policy import Slackline
+from shared.policy.slos_serve.policy import SlosServe
+from shared.policy.vllm import Vllm
 from shared.tiers import DEMO_3
 from tests.shared.policy.views import Linear
 
@@ -107,13 +110,26 @@ def test_an_engine_that_verifies_chains_verifies_no_trees() -> None:
     assert all(verdict is not None for verdict in chains.verdicts)
 
 
-def test_a_policy_knows_that_an_engine_verifies_chains_alone(
+@pytest.mark.parametrize(
+    ("policy", "settings", "deepest", "widest"),
+    [
+        (AdaServe, {}, 8, 3),
+        (SlosServe, {"speculate": "paper"}, 3, 1),
+        (Slackline, {}, 3, 1),
+        (Vllm, {"spec_tokens": "5"}, 5, 1),
+    ],
+)
+def test_a_policy_knows_that_an_engine_verifies_chains_alone_and_how_long_ones(
+    policy: type[Policy],
+    settings: Mapping[str, str],
+    deepest: int,
+    widest: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan, seen = AdaServe.plan, list[tuple[int, int, int]]()
+    plan, seen = policy.plan, list[tuple[int, int, int]]()
 
-    def noted(policy: AdaServe, view: View) -> Sequence[Choice]:
-        choices = plan(policy, view)
+    def noted(one: Policy, view: View) -> Sequence[Choice]:
+        choices = plan(one, view)
         seen.extend(
             (view.longest_chain, int(trees.depth.max()), int(trees.width.max()))
             for choice in choices
@@ -121,15 +137,16 @@ def test_a_policy_knows_that_an_engine_verifies_chains_alone(
         )
         return choices
 
-    monkeypatch.setattr(AdaServe, "plan", noted)
+    monkeypatch.setattr(policy, "plan", noted)
     engine = EngineFacts("a100-llama3-8b", 0.05, longest_chain=2)
-    known = Deployment("adaserve", "a100-llama3-8b", draft=0.05)
+    known = Deployment(policy.name, "a100-llama3-8b", settings=settings, draft=0.05)
     served(known)
-    assert max(seen) == (0, 8, 3)
+    chains, depths, widths = zip(*seen, strict=True)
+    assert set(chains) == {0} and max(depths) >= deepest and max(widths) == widest
     seen.clear()
     served(replace(known, engine=engine))
-    assert max(seen) == (2, 2, 1)
-    assert {chain for chain, _, _ in seen} == {2}
+    chains, depths, widths = zip(*seen, strict=True)
+    assert set(chains) == {2} and max(depths) == 2 and max(widths) == 1
 
 
 @pytest.mark.parametrize("times", [0.5, 2.0])
