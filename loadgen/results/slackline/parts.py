@@ -11,8 +11,8 @@ from loadgen.results.slackline import hard_paces
 from loadgen.results.slackline.same_loads import load_of
 from loadgen.results.slackline.systems import OURS, met_percent, percents_by_importance
 from shared.policy.slackline.policy import Part
-from shared.tiers import DEMO_3
-from shared.vocabulary import Definition
+from shared.tiers import DEMO_3, Tier, TierSet
+from shared.vocabulary import Definition, Slo
 
 NAMES = (
     "QoServe, ShareGPT",
@@ -29,6 +29,13 @@ HARD_PACES = "12, 20 and 50 ms alike"
 FLAT, FLAT_PROFILE, FLAT_RPS = "6, 12 and 30 ms on a CPU", "cpu-tiny", 3.0
 FLAT_CONTEXT_TOKENS = 8192
 FLAT_PACES: Mapping[float, float] = {6: 1.0, 12: 1.0, 30: 1.0}
+PATIENT, PATIENT_KV_TOKENS = "chat beside batch, KV for 20,000 tokens", 20_000
+PATIENT_RPS = 8.0
+PATIENT_TIERS = TierSet(
+    name="chat-and-batch",
+    default="chat",
+    tiers={"chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1)), "batch": Tier(slo=Slo(ttlt_s=600.0))},
+)
 SEEDS = (33, 71, 72)
 LABELS: Mapping[Part, str] = {
     Part.DOOR: "none is declined at the door",
@@ -104,6 +111,7 @@ def _columns(duration_s: float) -> Mapping[str, Column]:
             hard_paces.PACES[HARD_PACES], Definition.MEAN_TPOT, round(duration_s / 30, 1)
         ),
         FLAT: _flat(duration_s),
+        PATIENT: _patient(duration_s),
     }
     return {
         name: (
@@ -140,14 +148,29 @@ def _flat(duration_s: float) -> Run:
     )
 
 
+def _patient(duration_s: float) -> Run:
+    """Batch prompts would fill the KV, and urgent ones wait until one of their answers ends."""
+    return Run(
+        policy="",
+        workload="mix",
+        rate_rps=PATIENT_RPS,
+        duration_s=round(duration_s / 15, 1),
+        tiers=PATIENT_TIERS,
+        profile="a100-llama3-8b",
+        kv_tokens=PATIENT_KV_TOKENS,
+    )
+
+
 SECTION = Section(
     name="slackline-parts",
     title="Ablation",
     paper=f"""\
 Requests whose SLO was met by the whole policy, in %, and the points that are gained or lost without
 one of its parts (its setting `without`): the mean of {len(SEEDS)} seeds, with the least and the
-most of them where they differ. The last column is ChatBot at {FLAT_RPS:g} requests/s with windows
-of ten on the profile `{FLAT_PROFILE}`, without a draft model.""",
+most of them where they differ. The column before the last is ChatBot at {FLAT_RPS:g} requests/s
+with windows of ten on the profile `{FLAT_PROFILE}`, without a draft model. The last is `mix` at
+{PATIENT_RPS:g} requests/s on one A100, half with a TTFT of 1 s and a pace of 0.1 s, half with a
+TTLT of ten minutes.""",
     hours=0.5,
     render=render,
     discussion="""\
@@ -164,8 +187,7 @@ and is worth up to 1.6 now. Where there is enough KV the door and relegation fro
 worth up to 1.5 and 1.0 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
 with the seeds of the first table (decisions.md); their share, without which some would wait for
 ever, costs 0.6 at most. The replica that is asked first matters little, since one that declines is
-followed by another: up to 0.6 points. Promotion shows little, and that KV is left to urgent
-requests nothing.
+followed by another: up to 0.6 points. Promotion shows little.
 
 On a profile as flat as a CPU's, with paces that few decodes can keep, other parts count: the door
 is worth 16.6 points there, that a pace is given up which costs the others theirs 6.4, and that
@@ -177,6 +199,8 @@ Where KV is short, drafts are worth 16.7 points, relegation 8.9, that best-effor
 the door 3.0, and that offers are declined which would find no KV 2.6. What early tokens earn costs
 1.5 there, the share of best-effort requests 1.4, that decodes sit out 1.0 and promotion 0.7. Why
 these cost was not looked for. Where a fifth of the requests are important, the column has these
-alone: others give up KV for them, which is worth 11.3 points.
+alone: others give up KV for them, which is worth 11.3 points. Where batch answers would fill little
+KV, that some is left to urgent requests is worth 6.6 points to chat and batch together, relegation
+1.1, and no other part more than 0.6.
 """,
 )
