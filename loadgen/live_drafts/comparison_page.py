@@ -85,7 +85,7 @@ def _attained(found: Comparison, turns: Sequence[Turns]) -> str:
                 _code(each.row),
                 _percent(live.met) + _span(each, lambda row: row.live.met, ".1f"),
                 _percent(told.met),
-                f"{100 * (live.met - told.met):+.1f}" + _span(each, _apart, "+.1f"),
+                f"{100 * (live.met - told.met):+z.1f}" + _span(each, _apart, "+.1f"),
                 *(_pair(live.by_tier[tier], told.by_tier[tier]) for tier in tiers),
                 *map(_pair, live.by_stage, told.by_stage),
                 f"{live.goodput_tokens_per_s:.0f}",

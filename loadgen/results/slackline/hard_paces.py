@@ -56,9 +56,8 @@ def _row(results: Results, name: str, run: Run) -> Sequence[str]:
         return (name, f"`{run.definition}`", spread(mine), MISSING, "", "")
     best = max(known, key=lambda policy: sum(known[policy]))
     ahead = (sum(mine) - sum(known[best])) / len(SEEDS)
-    return (
-        name, f"`{run.definition}`", spread(mine), spread(known[best]), f"`{best}`", f"{ahead:+.1f}"
-    )  # fmt: skip
+    both = spread(mine), spread(known[best])
+    return (name, f"`{run.definition}`", *both, f"`{best}`", f"{ahead:+z.1f}")
 
 
 SECTION = Section(

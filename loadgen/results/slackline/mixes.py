@@ -127,9 +127,9 @@ def _summary(points: Sequence[float]) -> Sequence[str]:
     ordered = sorted(points)
     behind = sum(value <= -BEHIND_POINTS for value in points)
     return (
-        f"{sum(points) / len(points):+.1f}",
-        f"{ordered[len(ordered) // 2]:+.1f}",
-        f"{ordered[0]:+.1f}",
+        f"{sum(points) / len(points):+z.1f}",
+        f"{ordered[len(ordered) // 2]:+z.1f}",
+        f"{ordered[0]:+z.1f}",
         f"{behind} of {len(points)}",
     )
 

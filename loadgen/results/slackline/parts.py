@@ -76,7 +76,7 @@ def render(results: Results, duration_s: float) -> str:
                 cells.append(MISSING)
                 continue
             over = [part - all_ for part, all_ in zip(found, whole, strict=True)]
-            cells.append(_mean(over, "+.1f"))
+            cells.append(_mean(over, "+z.1f"))
         rows.append((label, *cells))
     return table(("without", *columns), rows)
 
@@ -96,7 +96,7 @@ def _mean(values: Sequence[float] | None, form: str) -> str:
     if values is None:
         return MISSING
     three = (sum(values) / len(values), min(values), max(values))
-    mean, least, most = (format(round(value, 1) + 0.0, form) for value in three)
+    mean, least, most = (format(value, form) for value in three)
     return mean if least == most else f"{mean} ({least} to {most})"
 
 

@@ -107,7 +107,7 @@ def _row(results: Results, name: str, run: Run) -> Sequence[str]:
         spread(mine),
         spread(theirs[best]),
         f"`{best}:{shown}`" if shown else f"`{best}`",
-        f"{(sum(mine) - sum(theirs[best])) / len(SEEDS):+.1f}",
+        f"{(sum(mine) - sum(theirs[best])) / len(SEEDS):+z.1f}",
     )
 
 

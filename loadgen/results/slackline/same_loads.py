@@ -143,7 +143,7 @@ def beside(results: Results, name: str, run: Run) -> Sequence[str]:
         spread(mine),
         spread(best),
         f"`{policy}:{shown}`" if shown else f"`{policy}`",
-        f"{(sum(mine) - sum(best)) / len(SEEDS):+.1f}",
+        f"{(sum(mine) - sum(best)) / len(SEEDS):+z.1f}",
     )
 
 
