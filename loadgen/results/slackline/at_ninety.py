@@ -11,6 +11,7 @@ from loadgen.results.slackline.same_loads import beside, load_of
 from loadgen.results.slackline.systems import OURS
 
 VIOLATIONS = 0.1
+SEED = 35  # with which the rate is found
 
 
 def render(results: Results, duration_s: float) -> str:
@@ -21,10 +22,11 @@ def render(results: Results, duration_s: float) -> str:
 
 
 def _row(results: Results, name: str, hours: float) -> Sequence[str]:
-    first = replace(load_of(name, hours), policy=OURS, seed=capacities.SEED)
-    rate_rps = capacities.carried(results, VIOLATIONS, [first])
-    if not rate_rps:
+    first = replace(load_of(name, hours), policy=OURS)
+    found = capacities.carried(results, VIOLATIONS, [first], (SEED,))
+    if found is None or not all(found):
         return (name, MISSING, MISSING, MISSING, "", "")
+    (rate_rps,) = found
     run = replace(load_of(name, hours), rate_rps=rate_rps)
     return (name, f"{rate_rps:.3g}", *beside(results, name, run))
 
@@ -34,7 +36,7 @@ SECTION = Section(
     title="The rate at which it keeps 90 %",
     paper=f"""\
 The same loads, each at the highest rate at which `slackline` meets {100 * (1 - VIOLATIONS):g} %
-with seed {capacities.SEED}, within {100 * capacities.PRECISION:g} %, beside the best of the ten
+with seed {SEED}, within {100 * capacities.PRECISION:g} %, beside the best of the ten
 there, found as above. QoServe's loads are not here: for minutes they keep 98 % at twice the rate of
 the matrix ([Overload](#overload)), and for four hours 85 to 89 % at that rate
 ([Overload for four hours](#overload-for-four-hours)).""",

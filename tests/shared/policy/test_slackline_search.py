@@ -114,7 +114,8 @@ WITHIN_300_MS = Tier(slo=Slo(ttft_s=0.3, tbt_s=0.08940812911684368))
 # Loads on which it was far behind when a search found them (the fourth and fifth: a draw at
 # random), and what it loses there now. Of the first, 239 requests, edf loses 1; of the second, 265,
 # edf loses 54; of the third, 237, adaserve loses 15; of the fourth, 260, srpf loses 20, and of the
-# fifth, 224, as many; of the sixth, 257, slos_serve loses 75; of the last, 259, edf loses 3.
+# fifth, 224, as many; of the sixth, 257, slos_serve loses 75; of the seventh, 259, edf loses 3.
+# The last is not mended (docs/decisions.md): of 236 qoserve loses 83.
 FOUND = [
     ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 0),
     (
@@ -196,11 +197,24 @@ FOUND = [
         },
         4,
     ),
+    (
+        "sharegpt",
+        {
+            **BY_DEADLINES,
+            "tiers": [
+                WITHIN_15_S,
+                Tier(slo=Slo(ttft_s=1.2, tbt_s=0.06575797656645571), share=0.3),
+            ],
+            "times": 0.9,
+            "seed": 1,
+        },
+        94,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("workload", "load", "most"), FOUND)
-def test_what_a_search_has_found_stays_mended(workload: str, load: Load, most: int) -> None:
+def test_what_a_search_has_found_gets_no_worse(workload: str, load: Load, most: int) -> None:
     missed = lost("slackline", traffic(workload, load), load)
     assert missed is not None and missed <= most
 
