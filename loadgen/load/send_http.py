@@ -28,7 +28,7 @@ class HttpSender:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--http `{url}`: expected http://HOST:PORT")
         self._http = httpx.AsyncClient(
-            base_url=url,
+            base_url=url.rstrip("/").removesuffix("/v1"),  # the base URL of OpenAI's clients has it
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )

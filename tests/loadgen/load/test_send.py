@@ -276,6 +276,14 @@ async def test_over_http_the_tier_has_its_name_and_bounds_and_tokens_are_counted
     )
 
 
+@pytest.mark.parametrize("more", ["/", "/v1", "/v1/"])
+async def test_over_http_the_url_may_be_the_base_url_of_openais_clients(more: str) -> None:
+    async with http_server(chunk("", "length") + b"data: [DONE]\n\n") as (url, asked):
+        await over_http(url + more, one(0, "interactive"))
+    head, _ = asked[0]
+    assert head.startswith("post /v1/completions ")
+
+
 async def test_over_http_a_key_says_whose_the_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKLINE_API_KEY", "sk-abc")
     async with http_server(chunk("", "length") + b"data: [DONE]\n\n") as (url, asked):
