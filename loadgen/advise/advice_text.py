@@ -20,12 +20,12 @@ def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
 
     searched = advice.searched
     say(
-        f"{advice.trace}: {advice.requests} requests in {_length(advice.duration_s)}; tiers "
+        f"{advice.trace}: {_requests(advice.requests)} in {_length(advice.duration_s)}; tiers "
         f"{advice.tiers}, seed {advice.seed}; SLOs judged by {advice.definition}"
     )
     say(
         f"Replicas that meet {percent(advice.target)} of the SLOs in the busiest stretch: "
-        f"{searched.requests} requests in {_length(searched.seconds)}, "
+        f"{_requests(searched.requests)} in {_length(searched.seconds)}, "
         f"{_length(searched.from_s)} after the beginning"
     )
     print_table(out, _fleets_table(advice.fleets))
@@ -36,7 +36,7 @@ def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
         return
     shown = advice.shown
     say(
-        f"\n{shown.stretch.requests} requests in {_length(shown.stretch.seconds)}, "
+        f"\n{_requests(shown.stretch.requests)} in {_length(shown.stretch.seconds)}, "
         f"on {said(advice.chosen)} of {title(advice.chosen)}:"
     )
     print_table(out, figures_table(shown.figures, tiers))
@@ -79,7 +79,12 @@ def _gpus(fleets: Sequence[Fleet]) -> Iterator[str]:
     gpus = {f.profile: f.gpus for f in fleets if not f.draft and f.gpus is not None}
     most = max(gpus, key=gpus.__getitem__, default="")
     for profile, count in gpus.items():
-        if profile != most:
+        if profile == most:
+            continue
+        if count == gpus[most]:
+            each = f"{count} GPU" if count == 1 else f"{count} GPUs"
+            yield f"{most} and {profile} need {each} each: the cheaper one is enough."
+        else:
             yield (
                 f"A GPU of {profile} pays where it costs less than {gpus[most] / count:.2g} times "
                 f"one of {most}."
@@ -107,11 +112,16 @@ def _sufferers(shown: Shown) -> Iterator[str]:
         violated = percent(1.0 - fewer.attainment)
         yield f"With {replicas_in_words(fewer.replicas)} {violated} of them are violated."
     if minutes.busy_share is not None:
+        were = "was" if figures.relegated == 1 else "were"
         yield (
-            f"{figures.relegated} requests were best-effort at some time. "
+            f"{_requests(figures.relegated)} {were} best-effort at some time. "
             f"{percent(minutes.busy_share)} of the violated ones came in the tenth of the minutes "
             "with the most prompt tokens."
         )
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
 
 def _length(seconds: float) -> str:

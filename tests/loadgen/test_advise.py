@@ -83,6 +83,20 @@ def test_more_load_needs_more_replicas_and_one_fewer_is_not_enough(
     assert sum(heavy["shown"]["minutes"]["offered"]) == heavy["requests"] == 800
 
 
+def test_where_each_kind_needs_one_gpu_the_cheaper_one_is_enough(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    load = trace(tmp_path / "load.csv", 1.0, seconds=1.0)
+    slos = tiers(tmp_path / "tiers.json")
+    words = ["--trace", str(load), "--tiers", str(slos), "--draft", "0", "--jobs", "1"]
+    assert main(["advise", *words]) == 0
+    told = capsys.readouterr().out
+    assert "a100-llama3-8b and h100-llama3-8b need 1 GPU each: the cheaper one is enough." in told
+    assert "times one of" not in told
+    assert "load: 1 request in" in told
+    assert "1 requests" not in told
+
+
 def test_requests_that_may_wait_are_done_some_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
