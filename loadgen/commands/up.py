@@ -195,12 +195,14 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     if args.model and args.engine == "sim":
         raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
     if args.engine != "sim":
-        models.folder(args.model or models.DEFAULT)
+        _check_model("--model", models.folder(args.model or models.DEFAULT), ("tokenizer.json",))
     if args.draft_model and args.engine != "torch":
         raise ConfigError(
             "--draft-model needs the torch engine; vllm: --vllm speculative_config=..."
         )
-    models.draft_folder(args.draft_model, args.model or models.DEFAULT)
+    draft = models.draft_folder(args.draft_model, args.model or models.DEFAULT)
+    if draft is not None:
+        _check_model("--draft-model", draft)
     if (vllm or adapters) and args.engine != "vllm":
         raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
     if args.profile:
@@ -229,12 +231,19 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         admissions=args.admissions,
         gateway=not args.no_gateway,
         metrics=True,
-        port=_port(args.port, NATS_PORT),
-        http_port=_port(args.http_port, HTTP_PORT),
+        port=_port("--port", args.port, NATS_PORT),
+        http_port=_port("--http-port", args.http_port, HTTP_PORT),
         store=args.store,
     )
     spec.check()
     return spec
+
+
+def _check_model(option: str, folder: Path, more: Sequence[str] = ()) -> None:
+    """Raises ConfigError for a folder without the files that every model has, and these."""
+    for name in ("config.json", *more):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{option} {folder}: there is no {name} in it, so it is no model")
 
 
 class Rules(Struct, frozen=True):
@@ -283,12 +292,14 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _port(requested: int | None, default: int) -> int:
-    """0: any free port. Raises ConfigError for a port that is not free."""
+def _port(option: str, requested: int | None, default: int) -> int:
+    """0: any free port. Raises ConfigError for a port that is none, or not free."""
     if requested is None:
         return default if is_free(default) else 0
-    if not 0 <= requested <= 65535 or (requested and not is_free(requested)):
-        raise ConfigError(f"port {requested} is not free; 0 takes any free port")
+    if not 0 <= requested <= 65535:
+        raise ConfigError(f"{option} {requested}: a port is 0 to 65535, and 0 takes any free one")
+    if requested and not is_free(requested):
+        raise ConfigError(f"{option} {requested}: the port is not free; 0 takes any free port")
     return requested
 
 

@@ -1,0 +1,33 @@
+"""`slackline up` refuses what cannot be before anything starts."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from loadgen.commands import up
+from loadgen.fleet.fleet import FleetSpec
+from shared.errors import ConfigError
+
+
+def spec_of(*words: str) -> FleetSpec:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return up.make_spec(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_number_that_is_no_port_is_told_as_that(option: str, port: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option} {port}: .* 0 to 65535") as refused:
+        spec_of("--engine", "sim", option, port)
+    assert "not free" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "engine"),
+    [("--model", "torch"), ("--model", "vllm"), ("--draft-model", "torch")],
+)
+def test_a_folder_that_is_no_model_is_refused(option: str, engine: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option} {tmp_path}: .*config\.json"):
+        spec_of("--engine", engine, option, str(tmp_path))
