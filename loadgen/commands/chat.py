@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from loadgen.access import Access, access_of, add_access_arguments
+from loadgen.commands.sampling_arguments import sampling_of
 from loadgen.load.stream import Streamed, printable, stream
 from loadgen.load.tally import GOOD_ENDS
 from shared.bus.users import Role, User
@@ -66,13 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if not ID_PATTERN.fullmatch(args.tier):
         raise ConfigError("--tier must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
-    try:
-        sampling = msgspec.convert(
-            {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed},
-            Sampling,
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+    sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401  editing and history for input()
     chat = Chat(access_of(args), args.tier, args.system, sampling)

@@ -37,7 +37,9 @@ class Words:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
+    parser.add_argument(
+        "shell", choices=SHELLS, metavar="|".join(SHELLS), help="the shell that is to complete"
+    )
     parser.epilog = (
         "bash: add `source <(slackline completion bash)` to ~/.bashrc; "
         "zsh: add `source <(slackline completion zsh)` to ~/.zshrc, after compinit; "

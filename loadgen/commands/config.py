@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=("check", "fields", "schema"),
+        metavar="check|fields|schema",
         help="check: explain a file line by line, and say what is wrong. fields: every setting "
         "with its meaning and default, as Markdown. schema: the JSON Schema of the file",
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli import INTERRUPTED
+from loadgen.commands.sampling_arguments import sampling_of
 from loadgen.load.stream import printable, stream
 from loadgen.load.tally import GOOD_ENDS
 from shared.bus.api import RefusedError
@@ -17,7 +18,7 @@ from shared.bus.users import Role, User
 from shared.client.client import Client, Handle, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
-from shared.schemas import GenerateRequest, Sampling
+from shared.schemas import GenerateRequest
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 from shared.tiers import AUTO
 
@@ -77,17 +78,15 @@ def run(args: argparse.Namespace) -> int:
     ):
         if value is not None and not ID_PATTERN.fullmatch(value):
             raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
-    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
-    try:
-        request = GenerateRequest(
-            request_id=request_id,
-            tenant=args.tenant,
-            prompt=prompt if args.raw else None,
-            messages=None if args.raw else [{"role": "user", "content": prompt}],
-            sampling=msgspec.convert(sampling, Sampling),
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+    if not prompt.strip():
+        raise ConfigError("the prompt is empty")
+    request = GenerateRequest(
+        request_id=request_id,
+        tenant=args.tenant,
+        prompt=prompt if args.raw else None,
+        messages=None if args.raw else [{"role": "user", "content": prompt}],
+        sampling=sampling_of(args),
+    )
     return asyncio.run(_submit(request, args))
 
 

@@ -192,8 +192,10 @@ def read_report(path: Path) -> Report:
     """Raises ConfigError unless the file is a report."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"report {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"report {path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no report of `slackline load --out`: {error}") from error
 
 
 def percent(fraction: float | None) -> str:

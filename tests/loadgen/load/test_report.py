@@ -228,8 +228,11 @@ def test_an_interrupt_ends_the_sending_at_once_and_counts_what_was_sent() -> Non
         ("load --workload mix --rate 1 --important 2", "--important"),
         ("load --workload mix --rate 1 --http ftp://x", "--http"),
         ("load --trace nowhere.csv --rate 1", "nowhere.csv"),
-        ("submit hello --max-tokens 0", "max_tokens"),
-        ("submit hello --temperature 9", "temperature"),
+        ("submit hello --max-tokens 0", "--max-tokens must be 1 to 1000000"),
+        ("submit hello --temperature 9", "--temperature must be 0 to 2"),
+        ("submit hello --temperature nan", "--temperature must be 0 to 2"),
+        ("submit hello --seed 99999999999999999999", "--seed must be a whole number"),
+        ("chat --max-tokens 0", "--max-tokens must be 1 to 1000000"),
         ("submit hello --tier a.b", "--tier"),
         ("compare nowhere.json", "nowhere.json"),
     ],
@@ -243,6 +246,15 @@ def test_a_wrong_argument_is_one_clear_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("prompt", "read"), [("", ""), ("   ", ""), ("-", ""), ("-", " \n")])
+def test_an_empty_prompt_is_refused(
+    prompt: str, read: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(read))
+    assert main(["submit", prompt]) == 2
+    assert capsys.readouterr().err == "slackline submit: the prompt is empty\n"
+
+
 @pytest.mark.parametrize(
     "words",
     ["", "nonsense", "load", "load --rate x --workload mix", "submit", "submit hi --nonsense"],
@@ -252,6 +264,34 @@ def test_argparse_errors_are_one_line_too(words: str, capsys: pytest.CaptureFixt
         main(words.split())
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("config", "check|fields|schema"),
+        ("completion", "bash|zsh|fish"),
+        ("profile", "list|show|running|fit"),
+    ],
+)
+def test_a_missing_word_is_named_as_it_is_typed(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command])
+    assert f"required: {words} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["# A page", '{"name": "x"}'])
+def test_a_file_that_is_no_report_is_told_as_that(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    assert main(["compare", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} is no report of `slackline load --out`" in error
+    assert error.count("\n") == 1
 
 
 def test_with_no_server_there_the_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
