@@ -14,10 +14,11 @@ from shared.vocabulary import Slo
 
 
 def figures_table(found: Figures, tiers: TierSet) -> Table:
-    """The table of a run. Latencies are `p50 / p99`."""
+    """The table of a run."""
     out = Table(box=SIMPLE_HEAD)
     out.add_column("")
-    for name in ("SLO", "offered", "violated", "why", "TTFT", "TBT", "TTLT"):
+    latencies = (f"{name} p50 / p99" for name in ("TTFT", "TBT", "TTLT"))
+    for name in ("SLO", "offered", "violated", "why", *latencies):
         words = name in ("SLO", "why")
         out.add_column(name, justify="left" if words else "right", no_wrap=not words)
 

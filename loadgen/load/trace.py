@@ -1,8 +1,8 @@
 """Request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
-Normalised: `arrival_s` (seconds from the start; empty where the source has lengths only),
-`prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other columns are
-ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths
+only), `prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other
+columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 """
 
 import csv
@@ -84,14 +84,18 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
     header = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
     azure = set(AZURE) <= set(header)
     names = AZURE if azure else NORMALISED
-    absent = [name for name in names if name not in header]
+    absent = [name for name in names[1:] if name not in header]
     if absent:
         raise ConfigError(
-            f"trace {path}, line 1: no column {', '.join(absent)}; "
-            f"the header must have {', '.join(NORMALISED)} or, as Azure's, {', '.join(AZURE)}"
+            f"trace {path}, line 1: no column {', '.join(absent)}; the header must have "
+            f"{', '.join(NORMALISED)} (the first only if there are times) or, as Azure's, "
+            f"{', '.join(AZURE)}"
         )
-    at, prompt, output = (header.index(name) for name in names)
-    app, tier = (header.index(name) if name in header else None for name in ("app", "tier"))
+    prompt, output = (header.index(name) for name in names[1:])
+    at, app, tier = (
+        header.index(name) if name in header else None for name in (names[0], "app", "tier")
+    )
+    arrived_s = _instant_s if azure else _seconds
     for cells in reader:
         if not cells:
             continue
@@ -102,7 +106,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             )
         here = f"trace {path}, line {reader.line_num}"
         yield TraceRow(
-            _instant_s(here, cells[at]) if azure else _seconds(here, cells[at]),
+            None if at is None else arrived_s(here, cells[at]),
             _count(here, names[1], cells[prompt]),
             _count(here, names[2], cells[output]),
             cells[app] if app is not None else "azure" if azure else "",

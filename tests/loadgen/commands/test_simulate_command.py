@@ -53,6 +53,13 @@ def exit_code(words: list[str]) -> object:
         return ended.code
 
 
+def test_the_table_says_which_percentiles_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMON) == 0
+    out = capsys.readouterr().out
+    for name in ("TTFT", "TBT", "TTLT"):
+        assert f"{name} p50 / p99" in out
+
+
 def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     drafts = ["--policy", "adaserve", "--draft", "0.05", "--acceptance", "0.95"]
     for more, noted in (([], False), (drafts, True)):
@@ -256,7 +263,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no column arrival_s"),
+        ("", "no column prompt_tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n", "holds no requests"),
         ("arrival_s,prompt_tokens,output_tokens\n0,ten,5\n", "line 2, column prompt_tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n0,9000,5\n", "no request fits"),

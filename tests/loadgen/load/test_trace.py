@@ -48,8 +48,13 @@ def test_azures_own_format_is_read_with_and_without_a_zone(tmp_path: Path) -> No
     assert second.span_s == pytest.approx(2.0, abs=1e-5)
 
 
-def test_lengths_without_times_are_a_trace_too(tmp_path: Path) -> None:
-    assert not read_trace(written(tmp_path / "a.csv", NORMALISED + ",5,6,x,1\n,7,8,x,1\n")).recorded
+@pytest.mark.parametrize(
+    "text", [NORMALISED + ",5,6,x,1\n,7,8,x,1\n", "prompt_tokens,output_tokens\n5,6\n7,8\n"]
+)
+def test_lengths_without_times_are_a_trace_too(text: str, tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path / "a.csv", text))
+    assert not trace.recorded
+    assert [(row.prompt_tokens, row.output_tokens) for row in trace.rows] == [(5, 6), (7, 8)]
 
 
 @pytest.mark.parametrize(
