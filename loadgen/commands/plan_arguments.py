@@ -20,6 +20,8 @@ from loadgen.load.workload import WORKLOADS, LengthSource, Rows, named_workload
 from shared.errors import ConfigError
 from shared.tiers import BUILT_IN, TierSet, load_tiers
 
+MOST_REQUESTS = 5_000_000  # of a plan: some minutes to draw, and gigabytes to keep
+
 
 class Plan(NamedTuple):
     """The requests that a run offers. `notes` say what was left out or changed."""
@@ -80,6 +82,13 @@ class Demand:
             )
             if rate_rps is None:
                 raise ConfigError("--rate is needed unless --arrivals is trace")
+            mean = sum(s * multiple for s, multiple in profile) / sum(s for s, _ in profile)
+            expected = rate_rps * args.duration * mean
+            if expected > MOST_REQUESTS:
+                raise ConfigError(
+                    f"{expected:.2g} requests would arrive, and a plan has at most "
+                    f"{MOST_REQUESTS:,}: lower --rate or --duration"
+                )
             arrivals = draw_arrivals(gaps, rate_rps, args.duration, args.seed, profile)
         if not arrivals:
             raise ConfigError("no request arrives: raise --rate or --duration")

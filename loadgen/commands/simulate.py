@@ -6,6 +6,7 @@ import sys
 import msgspec
 from rich.console import Console
 
+from loadgen.commands.plan_arguments import Plan
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import circumstances, figures_table, named
@@ -21,13 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     trial, plan = read_run(args, console)
-    with console.status("") as status:
+    with console.status("simulating") as status:
         result = trial.serve(
             plan.requests,
             check_every=args.check,
-            progress=lambda now_s, ended: status.update(
-                f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests have ended"
-            ),
+            progress=lambda now_s, ended: status.update(_progress(plan, now_s, ended)),
         )
     figures = figures_of(trial, plan.requests, result)
     if args.json:
@@ -43,6 +42,15 @@ def run(args: argparse.Namespace) -> int:
         out.print(note, highlight=False)
     out.print(_summary(figures), highlight=False)
     return 0
+
+
+def _progress(plan: Plan, now_s: float, ended: int) -> str:
+    """The progress in words; what still runs after the last arrival goes on beyond 100 %."""
+    share = f"{100 * now_s / plan.duration_s:.0f} %"
+    return (
+        f"{now_s:.0f} of {plan.duration_s:.0f} s simulated ({share}), "
+        f"{ended} of {len(plan.requests)} requests have ended"
+    )
 
 
 def _cost(draft: DraftCost) -> str:

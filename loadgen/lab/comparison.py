@@ -108,7 +108,7 @@ def parse_policies(text: str) -> list[Contestant]:
 def compare(
     offered: Sequence[Offered], jobs: int, *, latencies: bool, show: Callable[[str], None]
 ) -> list[Round]:
-    """One round per rate. `show` receives a line on each run that has ended."""
+    """One round per rate. `show` receives a line on what runs, then one on each run that ended."""
     tasks: list[Callable[[], Bound | Served]] = []
     # of each task: the index of its rate, and of its policy or -1 for the bound
     places: list[tuple[int, int]] = []
@@ -118,6 +118,9 @@ def compare(
         tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas))
         tasks += [partial(serve, trial, requests, latencies) for trial in trials]
         places += [(at, n) for n in range(-1, len(trials))]
+    rates = ", ".join(f"{rate_rps:g}" for rate_rps, _, _ in offered)
+    policies = [named(t.deployment.policy, t.deployment.settings) for t in offered[0].trials]
+    show(f"{len(tasks)} runs: {', '.join(['bound', *policies])} at {rates} requests/s")
     bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()
     for number, made in run_all(tasks, jobs):
         at, n = places[number]

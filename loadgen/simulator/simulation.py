@@ -32,7 +32,9 @@ from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
 STALL_S = 3600.0  # without an iteration for so long after the last arrival, the run is stuck
-WATCH_CALLS = 0x10000  # calls of the timeline between two looks at the progress of a run
+# calls of the timeline between two reports of the progress, and between two looks whether there is
+# any: some thousand calls take a second
+TOLD_CALLS, WATCH_CALLS = 0x100, 0x10000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class RunOptions:
         only asks whether a rate is too high needs no more. Rounds that are never sent have missed.
     leaps: alike iterations run as one where control takes no time (virtual_replica.py); False: each
         runs by itself.
-    progress: called now and then with the virtual time and the number of requests ended.
+    progress: called several times a second with the virtual time and the number of requests ended.
     """
 
     keep_times: bool = False
@@ -272,8 +274,8 @@ class Simulation:
             timeline.step()
             if check_every and timeline.calls % check_every == 0:
                 fleet.check()
-            if not timeline.calls % WATCH_CALLS:
-                self._watch()
+            if not timeline.calls % TOLD_CALLS:
+                self._tell()
         if self._unended:  # the iterations done by now count
             if self._options.horizon_s is not None and not self._stopped:
                 timeline.now_s = max(timeline.now_s, self._horizon_s)
@@ -292,9 +294,16 @@ class Simulation:
     def _stopped(self) -> bool:
         return self._missed + self._arrivals.unsent > self._most_missed
 
+    def _tell(self) -> None:
+        """Report the progress, and look at times whether there is any."""
+        if self._options.progress is not None:
+            self._options.progress(self._timeline.now_s, len(self._verdicts))
+        if not self._timeline.calls % WATCH_CALLS:
+            self._watch()
+
     def _watch(self) -> None:
-        """Report the progress. Raises RuntimeError where there has been none for STALL_S."""
-        now_s, options = self._timeline.now_s, self._options
+        """Raises RuntimeError where there has been no progress for STALL_S."""
+        now_s = self._timeline.now_s
         iterations = sum(replica.worker.counters.iterations for replica in self._replicas)
         if iterations != self._iterations or self._arrivals.waiting:
             self._moved_s, self._iterations = now_s, iterations
@@ -303,8 +312,6 @@ class Simulation:
                 f"nothing has moved since {self._moved_s:.1f} s, and "
                 f"{len(self._keys) - len(self._verdicts)} requests have not ended"
             )
-        if options.progress is not None:
-            options.progress(now_s, len(self._verdicts))
 
     def _result(self) -> SimulationResult:
         workers = [replica.worker.counters for replica in self._replicas]

@@ -87,7 +87,9 @@ def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFi
     rows = [line.split("  ")[1] for line in shown.out.splitlines() if "%" in line]
     assert rows == ["fcfs:chunk_tokens=512", "edf", "bound without drafts: at least"]
     assert "interactive" in shown.out and "judged by deadline" in shown.out
-    assert "edf" in shown.err  # progress
+    runs, *ended = shown.err.splitlines()
+    assert runs == "3 runs: bound, fcfs:chunk_tokens=512, edf at 4 requests/s"
+    assert any("edf" in line for line in ended)
 
 
 def test_plots_are_written_and_say_what_they_show(

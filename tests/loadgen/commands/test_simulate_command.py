@@ -4,6 +4,7 @@ A mistake in its arguments is one line.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_the_table_says_which_percentiles_it_has(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     for name in ("TTFT", "TBT", "TTLT"):
         assert f"{name} p50 / p99" in out
+
+
+def test_the_progress_is_told_many_times_in_a_second_of_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr("rich.status.Status.update", lambda _, text: told.append(text))
+    assert main([*COMMON, "--duration", "60"]) == 0
+    shares = [
+        int(share) for text in told for share in re.findall(r"60 s simulated \((\d+) %", text)
+    ]
+    assert len(set(shares)) >= 5
+    assert shares == sorted(shares)
+    assert re.search(r"\d+ of \d+ requests have ended$", told[-1])
 
 
 def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,6 +254,11 @@ def test_a_trace_of_lengths_needs_a_rate(
         (["--rate", "-1"], "--rate must be above 0"),
         (["--rate", "nan"], "--rate must be above 0"),
         (["--duration", "0"], "--duration must be above 0"),
+        (
+            ["--rate", "1e12"],
+            "8e+12 requests would arrive, and a plan has at most 5,000,000: lower",
+        ),
+        (["--rate", "9000", "--bursts", "1:999,1:1"], "lower --rate or --duration"),
         (["--context", "0"], "--context must be 1 or more"),
         (["--check", "-1"], "--check"),
         (["--wait", "-1"], "--wait must be 0 or more"),
