@@ -18,7 +18,7 @@ CLOSING_S = 5.0  # longest wait for the cancelling of what still runs at the end
 class Sender(Protocol):
     async def send(self, outcome: Outcome) -> None:
         """Send one request, and write to its outcome until it has ended. Cancelling this call
-        cancels the request.
+        cancels the request. An error that it raises ends the run.
         """
 
 

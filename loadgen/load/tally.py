@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from loadgen.load.mix import PlannedRequest
 from shared.core.judgement import missed
+from shared.errors import PeerError
 from shared.measure import Measure
 from shared.tiers import TierSet
 from shared.vocabulary import FinishReason, Slo
@@ -14,6 +15,11 @@ GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 # The error codes of a server that has no room, as against a request that is impossible.
 NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
 
+# Those by which a server refuses every request of the kind, and what to change.
+MISTAKEN = {
+    "unknown_tier": "--tiers says which tiers the load has",
+    "invalid_api_key": "SLACKLINE_API_KEY is the key of the load",
+}
 
 # the SLO of a planned request in seconds
 Resolve = Callable[[Slo, PlannedRequest], Slo]
@@ -64,6 +70,9 @@ class Outcome:
             self.ended, self.message = ended, message
 
     def refuse(self, code: str, message: str) -> None:
+        """Raises PeerError where the load is mistaken, and no later request would fare better."""
+        if code in MISTAKEN:
+            raise PeerError(f"{message}; {MISTAKEN[code]}", code=code)
         self.end(FinishReason.REFUSED if code in NO_ROOM else "error", f"{code}: {message}")
 
     @property

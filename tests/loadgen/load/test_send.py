@@ -21,7 +21,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.client.client import Client
 from shared.clock import Clock
-from shared.errors import BusError
+from shared.errors import BusError, PeerError
 from shared.schemas import Cancel, Delta, End, GenerateRequest, Received, Refused, Status, Verdict
 from shared.testing.simulated_bus import SimNet
 from shared.testing.simulated_process import VirtualClock, virtual_loop
@@ -35,8 +35,8 @@ class PacedServer:
     relegates `summary`.
     """
 
-    def __init__(self, bus: Bus, ttft_s: float, tbt_s: float) -> None:
-        self.bus, self.ttft_s, self.tbt_s = bus, ttft_s, tbt_s
+    def __init__(self, bus: Bus, ttft_s: float, tbt_s: float, refusal: str) -> None:
+        self.bus, self.ttft_s, self.tbt_s, self.refusal = bus, ttft_s, tbt_s, refusal
         self.requests: list[GenerateRequest] = []
         self.cancelled: set[str] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class PacedServer:
 
     async def answer(self, request: GenerateRequest, tier: str, call: Call) -> None:
         if tier == "batch":
-            await call.reply(Refused(code="slow_down", message="full"))
+            await call.reply(Refused(code=self.refusal, message="full"))
             return
         inbox, tokens = request.inbox, request.sampling.output_tokens
         assert inbox is not None
@@ -109,7 +109,11 @@ class PacedServer:
 
 
 def over_nats(
-    plan: list[PlannedRequest], ttft_s: float, tbt_s: float, stop_after_s: float | None = None
+    plan: list[PlannedRequest],
+    ttft_s: float,
+    tbt_s: float,
+    stop_after_s: float | None = None,
+    refusal: str = "slow_down",
 ) -> tuple[Tally, PacedServer]:
     async def body() -> tuple[Tally, PacedServer]:
         net, clock, tally, stop = (
@@ -118,7 +122,7 @@ def over_nats(
             Tally(DEMO_3),
             asyncio.Event(),
         )
-        server = PacedServer(net.connect("server"), ttft_s, tbt_s)
+        server = PacedServer(net.connect("server"), ttft_s, tbt_s, refusal)
         await server.start()
         async with Client(net.connect("load"), clock) as client:
             if stop_after_s is not None:
@@ -282,6 +286,28 @@ async def test_over_http_the_url_may_be_the_base_url_of_openais_clients(more: st
         await over_http(url + more, one(0, "interactive"))
     head, _ = asked[0]
     assert head.startswith("post /v1/completions ")
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [("unknown_tier", "--tiers says"), ("invalid_api_key", "SLACKLINE_API_KEY is")],
+)
+async def test_a_mistake_of_the_load_ends_it_at_the_first_answer(code: str, advice: str) -> None:
+    refusal = {"error": {"code": code, "message": "it is not known"}}
+    plan = [one(number, "interactive") for number in range(50)]
+    async with http_server(json.dumps(refusal).encode(), "400 Bad Request") as (url, asked):
+        clock = Clock()
+        sender = HttpSender(url, None, DEMO_3, clock, seed=1)
+        with pytest.raises(PeerError, match=f"^it is not known; {advice}"):
+            await run_load(plan, sender, Tally(DEMO_3), clock, asyncio.Event(), 60.0)
+        await sender.close()
+    assert len(asked) < len(plan)
+
+
+def test_over_nats_a_tier_that_the_fleet_does_not_know_ends_the_load() -> None:
+    plan = [one(number, "batch") for number in range(50)]
+    with pytest.raises(PeerError, match="^full; --tiers says which tiers the load has"):
+        over_nats(plan, 0.01, 0.001, refusal="unknown_tier")
 
 
 async def test_over_http_a_key_says_whose_the_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
