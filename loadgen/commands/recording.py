@@ -6,7 +6,7 @@ import csv
 import gzip
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -21,12 +21,15 @@ from shared.bus.api import Call
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
-from shared.schemas import Ended
+from shared.schemas import Digest, Ended, PoolDigest
+from shared.vocabulary import ReplicaId
 
 COLUMNS = (*NORMALISED, "tier", "tenant")
 LONGEST_S = 1e7  # of one recording, nearly four months
 TOLD_S = 5.0  # between two lines of progress
 WAIT_S = 60.0
+LOOK_S = 0.5  # between two looks whether requests still run
+QUIET_S = 2.0  # without any, they have all ended: one on its way is held within it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=WAIT_S,
         metavar="S",
-        help="with --duration: wait S seconds more for the answers that still run (default: "
-        f"{WAIT_S:g})",
+        help="with --duration: wait at most S seconds more for the answers that still run "
+        f"(default: {WAIT_S:g})",
     )
     add_access_arguments(parser, "the operator")
 
@@ -127,25 +130,67 @@ def _opened(path: Path) -> TextIO:
     return path.open("w", newline="", encoding="utf-8")
 
 
+class Busy:
+    """Whether a fleet holds requests, as its replicas and its best-effort pool tell."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[ReplicaId, int] = {}
+        self._pool = 0
+        self.last_unix_s = -math.inf  # when some request was last held
+
+    def hear_digest(self, digest: Digest, now_unix_s: float) -> None:
+        self._replicas[digest.replica] = digest.waiting + digest.running + digest.best_effort
+        self._note(now_unix_s)
+
+    def hear_pool(self, pool: PoolDigest, now_unix_s: float) -> None:
+        self._pool = sum(lane.requests for lane in pool.lanes)
+        self._note(now_unix_s)
+
+    def _note(self, now_unix_s: float) -> None:
+        if self._pool or any(self._replicas.values()):
+            self.last_unix_s = now_unix_s
+
+
 async def _record(args: argparse.Namespace, recording: Recording, console: Console) -> None:
     """Record until the time is over. Raises BusError without a NATS server, and ConfigError where
     the file cannot be written.
     """
-    clock, left_s = Clock(), LONGEST_S
-    if args.duration is not None:
-        left_s = args.duration + args.wait
+    clock, busy = Clock(), Busy()
 
     def on_ended(ended: Ended, _: Call) -> None:
         recording.hear(ended)
 
+    def on_digest(digest: Digest, _: Call) -> None:
+        busy.hear_digest(digest, clock.unix_s())
+
+    def on_pool(pool: PoolDigest, _: Call) -> None:
+        busy.hear_pool(pool, clock.unix_s())
+
     async with connecting(access_of(args), "slackline-record", OPERATOR) as bus:
         await bus.subscribe(subjects.ENDED, Ended, on_ended)
-        with recording.begun(args.out, clock.unix_s()) as write:
-            while left_s > 0 and not bus.failed.done():
-                span_s = min(TOLD_S, left_s)
+        await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+        await bus.subscribe(subjects.POOL, PoolDigest, on_pool)
+
+        async def within(left_s: float, step_s: float) -> AsyncIterator[None]:
+            """Yields after each step until the time is over. Raises the failure of the bus."""
+            while left_s > 0:
+                span_s = min(step_s, left_s)
                 await asyncio.wait([bus.failed], timeout=span_s)
+                if bus.failed.done():
+                    bus.failed.result()
                 left_s -= span_s
+                yield
+
+        with recording.begun(args.out, clock.unix_s()) as write:
+            async for _ in within(LONGEST_S if args.duration is None else args.duration, TOLD_S):
                 write()
                 console.print(recording.in_words, highlight=False)
-            if bus.failed.done():
-                bus.failed.result()
+            if args.duration is None:
+                return
+            over_unix_s = clock.unix_s()
+            console.print(
+                f"waiting until no request runs, at most {args.wait:g} s", highlight=False
+            )
+            async for _ in within(args.wait, LOOK_S):
+                if clock.unix_s() - max(busy.last_unix_s, over_unix_s) > QUIET_S:
+                    return

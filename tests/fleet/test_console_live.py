@@ -34,7 +34,7 @@ from shared.schemas import (
     Sampling,
 )
 from shared.vocabulary import ReplicaId
-from tests.fleet.live import HOPELESS, WAIT_S, ask, client_of
+from tests.fleet.live import HOPELESS, WAIT_S, ask, client_of, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHORT = Sampling(max_tokens=50, output_tokens=50)
@@ -212,6 +212,26 @@ async def test_what_a_fleet_serves_is_recorded_as_a_trace(fleet: Fleet, tmp_path
     assert err.decode().splitlines()[-1] == f"{path}: 2 requests"
     rows = [(row.prompt_tokens, row.output_tokens, row.tier) for row in read_trace(path).rows]
     assert sorted(rows) == sorted([(prompts[0], 50, "interactive"), (prompts[1], 7, "batch")])
+
+
+async def test_a_recording_of_some_seconds_ends_once_its_last_request_has(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "load.csv"
+    async with client_of(fleet) as (bus, client, _):
+        await until_idle(bus, ["r1", "r2"])
+        words = ("--duration", "5", "--wait", "3600")
+        process = await started(fleet, "record", "--out", str(path), *words)
+        async with asyncio.timeout(WAIT_S):
+            while not path.exists():
+                await asyncio.sleep(0.05)
+        lasting = Sampling(max_tokens=400, output_tokens=400)  # beyond the duration
+        await ask(client, request("recorded-late", sampling=lasting), "batch")
+    async with asyncio.timeout(WAIT_S):
+        _, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert b"waiting until no request runs, at most 3600 s" in err
+    assert [row.output_tokens for row in read_trace(path).rows] == [400]
 
 
 async def test_a_recording_leaves_what_is_there_alone_while_no_fleet_is_heard(

@@ -306,7 +306,7 @@ async def test_a_mistake_of_the_load_ends_it_at_the_first_answer(code: str, advi
 
 def test_over_nats_a_tier_that_the_fleet_does_not_know_ends_the_load() -> None:
     plan = [one(number, "batch") for number in range(50)]
-    with pytest.raises(PeerError, match="^full; --tiers says which tiers the load has"):
+    with pytest.raises(PeerError, match=r"^full; --tiers says which tiers the load has"):
         over_nats(plan, 0.01, 0.001, refusal="unknown_tier")
 
 
