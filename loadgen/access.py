@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shared.errors import ConfigError
+
 DEFAULT_URL = "nats://127.0.0.1:4222"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -51,9 +53,30 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
 
 
 def access_of(args: argparse.Namespace) -> Access:
+    """The way that the options say, or that a running `slackline up` noted. Raises ConfigError for
+    files that are not there, or hold something else.
+    """
     if args.creds or args.tls_ca:
+        _check(args.creds, args.tls_ca)
         return Access(args.url, args.creds, args.tls_ca)
     return _noted(args.url) or Access(args.url)
+
+
+def _check(creds: str, tls_ca: str) -> None:
+    # `slackline --help` and the like need neither NATS nor cryptography
+    from shared.bus.nats_client import trusting
+    from shared.bus.nkey import read_login
+
+    try:
+        if creds:
+            read_login(creds)
+    except ConfigError as error:
+        raise ConfigError(f"--creds: {error}") from error
+    try:
+        if tls_ca:
+            trusting(tls_ca)
+    except ConfigError as error:
+        raise ConfigError(f"--tls-ca: {error}") from error
 
 
 @contextlib.contextmanager

@@ -294,6 +294,24 @@ def test_a_file_that_is_no_report_is_told_as_that(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--creds", "--tls-ca"])
+@pytest.mark.parametrize("text", ["# A page\n", None])
+@pytest.mark.parametrize(
+    "command", ["submit hello", "status", "chat", "load --workload mix --rate 1"]
+)
+def test_a_key_or_an_authority_that_is_none_is_told_with_its_file(
+    command: str, option: str, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "page.md"
+    if text is not None:
+        file.write_text(text)
+    words = [*command.split(), option, str(file), "--url", "nats://127.0.0.1:1"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"{option}: " in error and str(file) in error
+    assert "slackline up" not in error and error.count("\n") == 1
+
+
 def test_with_no_server_there_the_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "hello", "--url", "nats://127.0.0.1:1"]) == 1
     assert "slackline up" in capsys.readouterr().err
