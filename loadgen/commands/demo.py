@@ -16,6 +16,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
+from loadgen.bench import machine
 from loadgen.cli import INTERRUPTED
 from loadgen.demo import questions as answers
 from loadgen.demo import rush, story
@@ -105,6 +106,7 @@ async def _until_signal(args: argparse.Namespace, console: Console) -> int:
 
 async def _demo(args: argparse.Namespace, console: Console) -> None:
     began_s, load, prompts = time.monotonic(), replace(QUICK, seed=args.seed), None
+    busy = await asyncio.to_thread(machine.busy)
     if not args.quick:
         console.rule("1 of 2  A model answers")
         profile = await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
@@ -127,6 +129,12 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         "then as each token is due (slackline).",
         highlight=False,
     )
+    if busy is not None:
+        console.print(
+            f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
+            "the fewer requests the engines keep up with.",
+            highlight=False,
+        )
     reports = []
     for policy, settings in POLICIES:
         reports.append(await _round(policy, settings, load, requests, prompts, args, console))

@@ -131,7 +131,7 @@ def _opened(path: Path) -> TextIO:
 
 
 class Busy:
-    """Whether a fleet holds requests, as its replicas and its best-effort pool tell."""
+    """The requests that a fleet holds, as its replicas and its best-effort pool tell."""
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, int] = {}

@@ -1,6 +1,7 @@
 """`slackline demo --quick` runs real processes under both policies and leaves none behind."""
 
 import asyncio
+import re
 import signal
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leave
     assert [pid for pid in seen if alive(pid)] == []
     assert "\x1b" not in text, "no terminal, no colours"
     assert "fcfs chunk" in text
+    assert re.search(r"Other work used \d+ % of this machine's cores before", text)
     assert "SLO met, all requests" in text
     assert "decide and hold" in text, "one request's trace, across services"
     fcfs, slackline = (read_report(tmp_path / f"{policy}.json") for policy in ("fcfs", "slackline"))
