@@ -57,6 +57,8 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
                 )
+            if name == AUTO:
+                raise ValueError(f"tier name `{AUTO}` is taken: it stands for the default tier")
             if tier.slo.bounds_nothing:
                 raise ValueError(f"tier `{name}` has an SLO without any bound")
             if tier.last_round is not None and tier.last_round not in self.tiers:

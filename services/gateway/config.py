@@ -3,6 +3,9 @@ SLACKLINE_GATEWAY_<FIELD>.
 """
 
 from ipaddress import ip_address
+from typing import Annotated
+
+from msgspec import Meta
 
 from shared.process.configuration import Connected
 from shared.rules import TenantSource, TierSource, read_tenants
@@ -11,7 +14,7 @@ from shared.rules import TenantSource, TierSource, read_tenants
 class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     """The address to serve."""
-    port: int = 8080
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     """0: any free port; the log states it."""
     keys: str = ""
     """A file of keys, which `slackline key` makes. With it every request needs one."""

@@ -31,6 +31,7 @@ def test_tiers_are_written_in_the_configuration_or_named() -> None:
         ({}, "", "", "at least one tier"),
         ({"chat": CHAT}, "batch", "", "`batch`"),
         ({"chat": Tier(slo=Slo())}, "", "", "without any bound"),
+        ({"chat": CHAT, "auto": CHAT}, "", "", "`auto` is taken"),
         ("no-such-set", "", "", "no-such-set"),
         ("", "", "/no/such/file.toml", "/no/such/file.toml"),
         ("", "", {"a b": Tenant()}, "`a b`"),

@@ -80,6 +80,11 @@ def test_the_example_of_the_page_is_explained_line_by_line(
             "[tiers.chat]\nslo = {}\n",
             ["^wrong      tiers: tier `chat` has an SLO without any bound$"],
         ),
+        (
+            "[tiers.auto]\nslo = { ttft_s = 1 }\n",
+            ["^wrong      tiers: tier name `auto` is taken: it stands for the default tier$"],
+        ),
+        ("[gateway]\nport = 99999\n", [r"^wrong      line 2: gateway\.port: .* <= 65535$"]),
         ("[gateway\n", ["^wrong      SLACKLINE_CONFIG=.* cannot be read"]),
         ("[nobody]\n", ["^wrong      unknown key 'nobody'"]),
     ],
