@@ -105,7 +105,7 @@ def main(target: str, replica: str = "") -> int:
     try:
         if target.startswith("http"):
             return int(not answers_http(target))
-        url = os.environ.get("SLACKLINE_URL", "nats://127.0.0.1:4222")
+        url = os.environ.get("SLACKLINE_URL") or "nats://127.0.0.1:4222"
         return int(not answers_nats(url, target, replica))
     except (OSError, ValueError) as error:
         print(f"{target}: {error}", file=sys.stderr)

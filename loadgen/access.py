@@ -34,7 +34,7 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
     """The options of a command that connects to NATS as `user`."""
     parser.add_argument(
         "--url",
-        default=os.environ.get("SLACKLINE_URL", DEFAULT_URL),
+        default=os.environ.get("SLACKLINE_URL") or DEFAULT_URL,
         help=f"URL of the NATS server (default: SLACKLINE_URL, else {DEFAULT_URL})",
     )
     parser.add_argument(

@@ -5,14 +5,19 @@ msgspec leaves out (`$[...].slo`).
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
 
 STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
-UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+SHA256 = "^[0-9a-f]{64}$"
+IN_WORDS = {
+    f"Expected `str` matching regex '{SHA256}'": "Expected the SHA-256 that `slackline key` prints"
+}
+UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+ALIKE = 0.6  # a mistyped name is at least so like the one that is meant; 1 is the same
 UNKNOWN_FIELD = "unknown field"  # the reason, where that is it
 
 
@@ -33,14 +38,24 @@ def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, st
     if (unknown := UNKNOWN.fullmatch(why)) is not None:
         place.append(unknown[1])
         why = UNKNOWN_FIELD
-    return ".".join(map(str, place)), why.removeprefix("Object ")
+    return ".".join(map(str, place)), IN_WORDS.get(why, why).removeprefix("Object ")
 
 
 def there_are(unknown: str, known: Iterable[str]) -> str:
     """The known names, behind the one that is most like the unknown one."""
     names = sorted(known)
-    nearest = "".join(f"the nearest is {name}; " for name in get_close_matches(unknown, names, n=1))
-    return f"{nearest}there are: {', '.join(names)}"
+    name = nearest(unknown, names)
+    return f"{name and f'the nearest is {name}; '}there are: {', '.join(names)}"
+
+
+def nearest(unknown: str, known: Iterable[str]) -> str:
+    """The known name that is most like the unknown one, of equals the first; empty if none is."""
+
+    def likeness(name: str) -> float:
+        return SequenceMatcher(None, name, unknown).ratio()
+
+    name = max(known, key=likeness, default="")
+    return name if likeness(name) >= ALIKE else ""
 
 
 def _at(raw: Any, place: Sequence[str | int]) -> Any:

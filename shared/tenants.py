@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import ConfigError, PeerError
-from shared.misfit import misfit
+from shared.misfit import SHA256, misfit
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Slo
 
-KeyHash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+KeyHash = Annotated[str, Meta(pattern=SHA256)]
 OTHERS = "*"  # names the limits of each tenant that is not named itself
 
 

@@ -37,6 +37,7 @@ from shared.schemas import Refused
 T = TypeVar("T")
 log = structlog.get_logger()
 
+SCHEMES = ("nats", "tls", "ws", "wss")
 CONNECT_S = 30.0  # a server that starts together with us may take that long
 STORE_S = 2.0  # a write takes 0.2 ms, at worst 8 ms; a cluster elects a leader within 2 s
 CLOSE_S = 1.0  # for the socket, after the drain
@@ -428,10 +429,12 @@ async def connect(
     `creds` is a file with the user's seed (or its JWT and seed), `tls_ca` one with the certificate
     of the authority to trust; both may be empty.
 
-    Raises ConfigError where no server answers within connect_s or the server lacks a feature that
-    we need. The bus reconnects for ever. Leaving the context sends published messages within
-    drain_s; it raises the failure of a handler that nobody waited for.
+    Raises ConfigError at once for what is no URL of NATS, where no server answers within connect_s,
+    or where the server lacks a feature that we need. The bus reconnects for ever. Leaving the
+    context sends published messages within drain_s; it raises the failure of a handler that nobody
+    waited for.
     """
+    _check(url)
     bus = NatsBus(OrderedClient(), user, store_timeout_s)
     try:
         await bus.open(url, name, connect_s, creds, tls_ca)
@@ -448,6 +451,21 @@ def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, 
     """
     server = min(servers, key=lambda s: s.reconnects)
     return server, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(server.reconnects, 10))
+
+
+def _check(urls: str) -> None:
+    """Raises ConfigError unless each is the URL of a NATS server."""
+    for url in urls.split(","):
+        try:
+            parts = urlsplit(url)
+            fit = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number, or over 65535
+            fit = False
+        if not fit:
+            raise ConfigError(
+                "the URL of a NATS server is nats://HOST:PORT (or tls://, ws://, wss://), not "
+                f"`{url.rpartition('@')[2][:256]}`"
+            )
 
 
 def _without_password(urls: str) -> str:

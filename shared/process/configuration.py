@@ -184,8 +184,7 @@ def _values(
         if name in types:
             values[name] = _converted(raw, types[name], origin)
     for name, origin, text in _from_environment(env, section, types, known):
-        # compose passes an empty text for a variable that is not set
-        if name in types and (text or get_origin(types[name]) is not dict):
+        if name in types:
             values[name] = _from_text(text, types[name], origin)
     return values
 
@@ -199,7 +198,7 @@ def _from_file(
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"SLACKLINE_CONFIG={path} cannot be read: {error}") from error
+        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     for key in tables:
         _check_known(key, (*SECTIONS, *FLEET_KEYS), f"at the top of {path}")
     for key in FLEET_KEYS:
@@ -219,14 +218,20 @@ def _from_environment(
 ) -> Iterable[tuple[str, str, str]]:
     for key in FLEET_KEYS:
         variable = PREFIX + key.upper()
-        if variable in env and key in types:
+        if variable in env and key in types and _is_set(env[variable], key, types):
             yield key, variable, env[variable]
     own = f"{PREFIX}{section.upper()}_"
     for variable in sorted(v for v in env if v.startswith(own)):
         key = variable.removeprefix(own).lower()
         if known is not None:
             _check_known(key, known, f"in the environment ({variable})")
-        yield key, variable, env[variable]
+        if _is_set(env[variable], key, types):
+            yield key, variable, env[variable]
+
+
+def _is_set(text: str, name: str, types: Mapping[str, Any]) -> bool:
+    """False where an empty text means nothing: compose passes it for a variable that is not set."""
+    return bool(text) or not (name == "url" or get_origin(types.get(name)) is dict)
 
 
 def _check_known(key: str, known: Iterable[str], where: str) -> None:

@@ -69,8 +69,12 @@ def test_the_example_of_the_page_is_explained_line_by_line(
             [r"^wrong      line 5: tiers\.nightly\.slo\.ttlt: unknown field; the nearest is ttlt_"],
         ),
         (
+            "[tiers.chat]\nslo = { ttft = 1 }\n",
+            [r"^wrong      line 2: tiers\.chat\.slo\.ttft: unknown field; the nearest is ttft_s;"],
+        ),
+        (
             "[tenants.acme]\nweight = 1.0\n[tenants.b]\nkeys = ['x']\nwieght = 2\n",
-            [r"^wrong      line 4: tenants\.b\.keys\.0: Expected `str` matching"],
+            [r"^wrong      line 4: tenants\.b\.keys\.0: Expected the SHA-256 that `slackline key`"],
         ),
         (
             "[tenants.acme]\nweight = 1.0\n[tenants.b]\nweight = 2\nwieght = 2\n",
@@ -85,7 +89,7 @@ def test_the_example_of_the_page_is_explained_line_by_line(
             ["^wrong      tiers: tier name `auto` is taken: it stands for the default tier$"],
         ),
         ("[gateway]\nport = 99999\n", [r"^wrong      line 2: gateway\.port: .* <= 65535$"]),
-        ("[gateway\n", ["^wrong      SLACKLINE_CONFIG=.* cannot be read"]),
+        ("[gateway\n", ["^wrong      the configuration .*/slackline.toml cannot be read: "]),
         ("[nobody]\n", ["^wrong      unknown key 'nobody'"]),
     ],
 )

@@ -471,11 +471,27 @@ async def test_no_server_at_all_is_said_in_time_and_without_the_password() -> No
     assert "hunter2" not in str(caught.value)
 
 
-async def test_an_address_that_is_none_is_said_at_once() -> None:
-    async with asyncio.timeout(WITHIN_S):
-        with pytest.raises(ConfigError, match="cannot connect"):
-            async with connect("nats://127.0.0.1:notaport", "service"):
-                pass
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "garbage",
+        "127.0.0.1:4222",
+        "http://127.0.0.1:8080",
+        "nats://",
+        "nats://me:hunter2@127.0.0.1:notaport",
+        "nats://127.0.0.1:99999",
+        "nats://127.0.0.1:4222,garbage",
+    ],
+)
+async def test_an_address_that_is_none_is_said_at_once(url: str) -> None:
+    given = url.rpartition(",")[2].rpartition("@")[2]
+    with pytest.raises(ConfigError) as caught:
+        async with connect(url, "service"):
+            pass
+    assert str(caught.value) == (
+        f"the URL of a NATS server is nats://HOST:PORT (or tls://, ws://, wss://), not `{given}`"
+    )
 
 
 async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_bus() -> None:

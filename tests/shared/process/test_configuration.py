@@ -58,6 +58,13 @@ def test_what_the_fleet_shares_reaches_every_section_and_a_section_may_differ(
     assert load(PlannerConfig, "planner", both).url == "nats://c:3"
 
 
+def test_an_empty_url_in_the_environment_counts_as_unset(tmp_path: Path) -> None:
+    empty = {"SLACKLINE_URL": "", "SLACKLINE_PLANNER_URL": ""}
+    assert load(PlannerConfig, "planner", empty).url == "nats://127.0.0.1:4222"
+    file = toml(tmp_path, "url = 'nats://a:1'\n")
+    assert load(PlannerConfig, "planner", file | empty).url == "nats://a:1"
+
+
 def test_environment_values_take_their_fields_types() -> None:
     env = {
         "SLACKLINE_PLANNER_DRAIN_S": "2",
@@ -88,7 +95,7 @@ def test_environment_values_take_their_fields_types() -> None:
         ("[planner]\ntoken_budget = 'many'\n", {}, ["planner.token_budget", "int"]),
         ("[planner]\ntoken_budget = 0\n", {}, ["planner.token_budget", "1"]),
         ("[planner.tiers.chat]\nttft = 1.0\n", {}, ["planner.tiers", "ttft"]),
-        ("[planner\n", {}, ["SLACKLINE_CONFIG", "cannot be read"]),
+        ("[planner\n", {}, ["the configuration ", "slackline.toml cannot be read"]),
         (
             "",
             {"SLACKLINE_PLANNER_BUDGET": "1"},
