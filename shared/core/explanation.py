@@ -89,14 +89,12 @@ def explanation(
 
 
 def shares(account: Account) -> list[Share]:
-    """The causes that took any time, the largest first. Their shares add up to 1."""
-    total_s = account.total_s
+    """The causes that took a microsecond or more, the largest first. Their shares add up to 1."""
     found = [(account.seconds(cause), cause) for cause in CAUSES]
-    found.sort(key=lambda each: -each[0])
+    found = sorted((each for each in found if each[0] >= CLEAR_S), key=lambda each: -each[0])
+    total_s = sum(seconds for seconds, _ in found)
     return [
-        Share(cause=cause, seconds=seconds, share=seconds / total_s)
-        for seconds, cause in found
-        if seconds > 0.0
+        Share(cause=cause, seconds=seconds, share=seconds / total_s) for seconds, cause in found
     ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from shared.core.explanation import answer
+from shared.core.explanation import answer, shares
 from shared.diary import Account, Cause, Diary
 from shared.schemas import FirstMissed, Record, Resume, Verdict
 from shared.vocabulary import (
@@ -52,3 +52,12 @@ def test_it_says_by_how_much_in_as_many_digits_as_that_needs(
     due_s: float, came_s: float | None, told: str
 ) -> None:
     assert missed(due_s, came_s).startswith(told)
+
+
+def test_it_names_no_cause_that_took_less_than_instants_are_known_to() -> None:
+    """Rounding leaves such a time to a request that ran alone."""
+    alone = Account(until_unix_s=4.0, decodes_s=3.0, prefill_s=1.0, beside_s=1.7e-18)
+    assert [(share.cause, share.share) for share in shares(alone)] == [
+        (Cause.DECODES, 0.75),
+        (Cause.PREFILL, 0.25),
+    ]
