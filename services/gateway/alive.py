@@ -51,7 +51,11 @@ class Fleet:
 
     def knows(self, name: str) -> bool:
         """Tells whether a live replica has a model or an adapter of this name."""
-        return any(name in (digest.model, *digest.adapters) for digest in self._fresh())
+        return name in self.names()
+
+    def names(self) -> list[str]:
+        """The models and adapters that live replicas have."""
+        return sorted({name for d in self._fresh() for name in (d.model, *d.adapters)})
 
     def holds_formats(self) -> bool:
         """Tells whether some live replica can hold an answer to a format."""

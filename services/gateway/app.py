@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 
 from services.gateway import chats, completions, envelope, openapi, responses, translate
 from services.gateway.alive import Fleet
-from services.gateway.asking import without_unknown
+from services.gateway.asking import UNKNOWN_FIELD, without_unknown
 from services.gateway.batch_asking import BatchAsker
 from services.gateway.batch_runner import BatchRunner
 from services.gateway.batch_store import BatchStore
@@ -188,13 +188,7 @@ class Gateway:
         found = [model for model in self._models() if model.id == name]
         if found:
             return Response(msgspec.json.encode(found[0]), media_type="application/json")
-        problem = Problem(
-            status=404,
-            message="no replica of that model has been heard of",
-            code="model_not_found",
-            param="model",
-        )
-        return _response(problem)
+        return _response(envelope.no_such_model(name, self._fleet.names()))
 
     def _models(self) -> list[Model]:
         def context(model: str) -> int | UnsetType:
@@ -242,13 +236,16 @@ class Gateway:
             )
             visit.hold(len(ask.requests) - 1)
             if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt
-                raise Rejected(envelope.TOO_MANY_COPIES)
+                raise Rejected(envelope.too_many_copies(self._cfg.body_limit_bytes))
             parent = headers.get(telemetry.TRACEPARENT)
             visit.hung_up = await self._exchanges.run(
                 ask, parent, visit.body, visit.send, visit.began_unix_s
             )
         except PeerError as error:
             problem = envelope.of_error(error)
+            if problem.code == UNKNOWN_FIELD:
+                hint = f"with {translate.LENIENT}: true unknown fields are ignored"
+                problem = replace(problem, message=f"{problem.message}; {hint}")
             param = header_at_fault(headers, problem.param)
             param = api.params.get(param or "", param)
             raise Rejected(replace(problem, param=param)) from error

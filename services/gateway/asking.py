@@ -7,7 +7,7 @@ as something it did not ask for. Admission refuses a feature that no replica has
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -16,12 +16,13 @@ from msgspec import Meta, Struct
 from services.gateway.formats import ResponseFormat, StructuredOutputs, wanted
 from services.gateway.tools import Calls
 from shared.errors import PeerError
+from shared.misfit import UNKNOWN, nearest
 from shared.schemas import Bias, TokenId
 from shared.structured import Structured
 
 ShortString = Annotated[str, Meta(max_length=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
-Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Meta(ge=1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]  # likely tokens returned beside each token
 
 CHOICES_LIMIT = 16  # per prompt
@@ -108,6 +109,7 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.user or ""
 
 
+UNKNOWN_FIELD = "unknown_parameter"  # the code of a field of the body that is not known
 PLACE_IN_ERROR = re.compile(r".* - at (?:`key` in )?`\$\.?([^`]*)`$")
 FIELD_IN_ERROR = re.compile(r".*(?:missing required|unknown) field `([^`]+)`")
 Body = TypeVar("Body", bound=Struct)
@@ -137,11 +139,20 @@ def read(
 
     Raises PeerError, naming the field where there is one.
     """
+    if not raw.strip():
+        raise PeerError("the body is empty")
     try:
         body = decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         # The message may quote what the client sent, at any length.
         message = str(wrong)[:300]
+        if (unknown := UNKNOWN.fullmatch(message)) is not None:
+            known = [field.encode_name for field in msgspec.structs.fields(decoder.type)]
+            raise PeerError(
+                f"unknown field `{unknown[1]}`{_meant(unknown[1], known)}",
+                code=UNKNOWN_FIELD,
+                param=unknown[1],
+            ) from None
         raise PeerError(f"malformed body: {message}", param=_param(message)) from None
     for name, values in neutral.items():
         if getattr(body, name) not in values:
@@ -152,6 +163,14 @@ def read(
                 param=name,
             )
     return body
+
+
+def _meant(unknown: str, known: Iterable[str]) -> str:
+    """The field that somebody may have meant, in words; empty if none is like it."""
+    if unknown.startswith("guided_") and "structured_outputs" in known:
+        return "; in its place there is `structured_outputs`, as in vLLM"
+    name = nearest(unknown, known)
+    return f"; the nearest is `{name}`" if name else ""
 
 
 def _param(message: str) -> str | None:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from services.gateway import asking, batch_record, translate
+from services.gateway.asking import ShortString
 from services.gateway.batch_record import BatchRecord, shown
 from services.gateway.batch_store import BatchStore
 from services.gateway.envelope import Problem, Rejected
@@ -42,13 +43,13 @@ class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     input_file_id: Annotated[str, Meta(max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
-    completion_window: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
+    completion_window: ShortString
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     output_expires_after: ExpiresAfter | None = None
 
 
 _BODY = msgspec.json.Decoder(BatchBody)
-WINDOW = re.compile(r"([0-9]+)([smh])")
+WINDOW = re.compile(r"([1-9][0-9]{0,5})([smh])")
 
 
 class Batches:
@@ -116,7 +117,11 @@ class Batches:
 
     def _record(self, visit: Visit, body: BatchBody, *, named: bool) -> BatchRecord:
         window = WINDOW.fullmatch(body.completion_window)
-        assert window is not None, "the body has this form"
+        if window is None:
+            raise PeerError(
+                "completion_window must be a time such as `24h` or `90m`",
+                param="completion_window",
+            )
         window_s = int(window[1]) * UNITS_S[window[2]]
         if window_s > WINDOW_LIMIT_S:
             raise PeerError("completion_window is a week at most", param="completion_window")

@@ -17,6 +17,7 @@ from services.gateway.envelope import Rejected
 # much, for so long.
 DROP_BYTES = 64 * 1024 * 1024
 DROP_S = 10.0
+PLAIN = "identity"  # the Content-Encoding of a body that is not compressed
 
 
 class Arriving:
@@ -48,15 +49,21 @@ class Bodies:
         self._kept_bytes = 0
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """Reads a whole body. Raises Rejected past a bound, ClientDisconnect."""
+        """Reads a whole body. Raises Rejected past a bound or for a compressed body,
+        ClientDisconnect.
+        """
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._cfg.body_limit_bytes:
-            raise Rejected(envelope.BODY_TOO_LARGE)
+            raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))
         try:
             async with asyncio.timeout(self._cfg.body_within_s):
-                return await self._read(receive)
+                raw = await self._read(receive)
         except TimeoutError:
             raise Rejected(envelope.BODY_TOO_SLOW) from None
+        encoding = headers.get("content-encoding", PLAIN)
+        if encoding != PLAIN and not raw.lstrip().startswith(b"{"):  # some name one and use none
+            raise Rejected(envelope.body_encoded(encoding))
+        return raw
 
     async def _read(self, receive: Receive) -> bytes:
         kept = bytearray()
@@ -71,7 +78,7 @@ class Bodies:
                 kept += part
                 self._kept_bytes += len(part)
                 if len(kept) > self._cfg.body_limit_bytes:
-                    raise Rejected(envelope.BODY_TOO_LARGE)
+                    raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))
                 if self._kept_bytes > self._cfg.bodies_limit_bytes:
                     raise Rejected(envelope.SATURATED)
         finally:

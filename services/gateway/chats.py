@@ -251,8 +251,13 @@ class ChatVoice:
 
     def _pieces(self, text: str, *, over: bool = False) -> list[Piece]:
         if self._calls is None:
-            return [Said(text)] if text or not over else []
+            return [Said(text)] if text or self._owes_tokens else []
         return [*self._calls.feed(text), *(self._calls.finish() if over else ())]
+
+    @property
+    def _owes_tokens(self) -> bool:
+        """Tells whether the client asked for something of tokens that no chunk has had yet."""
+        return bool(self._logprobs and self._likely) or bool(self._token_ids and self._tokens)
 
     def _deltas(self, pieces: Sequence[Piece]) -> list[MessageDelta]:
         """The new parts of the message. Calls beyond the first are left out of an answer that may

@@ -114,7 +114,8 @@ class CompletionVoice:
         return ()
 
     def say(self, delta: Delta) -> Sequence[CompletionChoice]:
-        return (self._choice(delta.text, delta.tokens, delta.logprobs, None),)
+        choice = self._choice(delta.text, delta.tokens, delta.logprobs, None)
+        return (choice,) if choice.text or choice.logprobs or choice.token_ids else ()
 
     def close(self, finish_reason: str) -> Sequence[CompletionChoice]:
         return (self._choice("", [], [], finish_reason),)

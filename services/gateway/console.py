@@ -16,8 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from services.gateway.config import GatewayConfig, is_loopback
@@ -91,11 +92,18 @@ class Console:
 
     def routes(self) -> list[Route]:
         return [
+            Route("/", self.front, methods=["GET"]),
             Route("/console", self.page, methods=["GET"]),
             Route("/console/picture", self.picture, methods=["GET"]),
             Route("/console/request", self.life, methods=["GET"]),
             Route("/console/why", self.why, methods=["GET"]),
         ]
+
+    async def front(self, _: Request) -> Response:
+        """The way to the page. Raises HTTPException where the console is off."""
+        if self._off:
+            raise HTTPException(404)
+        return RedirectResponse("/console")
 
     async def page(self, request: Request) -> Response:
         self._permit(request)
@@ -177,13 +185,17 @@ class Console:
 
     # ------------------------------------------------------------ who may look
 
+    @property
+    def _off(self) -> bool:
+        return self._keys is None and (self._rules.keys is not None or self._cfg.without_keys)
+
     def _permit(self, request: Request) -> None:
         """Raises Rejected unless this client may see the fleet."""
         if self._keys is not None:
             key = _key_of(request.headers)
             if key is None or self._keys.tenant_of(key) is None:
                 raise Rejected(NO_KEY)
-        elif self._rules.keys is not None or self._cfg.without_keys:
+        elif self._off:
             raise Rejected(OFF)
         elif not is_loopback(_host_of(request.headers)) or any(
             name in request.headers for name in PROXIED

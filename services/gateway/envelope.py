@@ -6,6 +6,7 @@ ran out. 408 is never used, since proxies retry it at once.
 """
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
@@ -66,12 +67,14 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def headers(self) -> dict[str, str]:
-        """The headers. WWW-Authenticate belongs to 401; Retry-After to 429: whole seconds, rounded
-        up, 1 to 30.
+        """The headers. WWW-Authenticate belongs to 401; Accept-Encoding to 415; Retry-After to 429:
+        whole seconds, rounded up, 1 to 30.
         """
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 401:
             headers["www-authenticate"] = self.challenge
+        if self.status == 415:
+            headers["accept-encoding"] = "identity"
         if self.status == 429:
             headers["retry-after"] = str(
                 min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0)))
@@ -111,14 +114,46 @@ SATURATED = Problem(
     code="slow_down",
     dropped="rejected-saturated",
 )
-BODY_TOO_LARGE = Problem(status=413, message="the body is too large", code="request_too_large")
-TOO_MANY_COPIES = Problem(
-    status=413,
-    message="the body, once for each of n choices, is too large",
-    code="request_too_large",
-    param="n",
-)
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
+
+
+def body_too_large(limit_bytes: int) -> Problem:
+    return Problem(
+        status=413,
+        message=f"the body has more than {limit_bytes:,} bytes",
+        code="request_too_large",
+    )
+
+
+def too_many_copies(limit_bytes: int) -> Problem:
+    return Problem(
+        status=413,
+        message=f"the body, once for each of n choices, has more than {limit_bytes:,} bytes",
+        code="request_too_large",
+        param="n",
+    )
+
+
+def body_encoded(encoding: str) -> Problem:
+    """The failure of a compressed body."""
+    return Problem(
+        status=415,
+        message=f"Content-Encoding: {encoding[:64]} is not supported: send the body as it is",
+        code="unsupported_media_type",
+        param="content-encoding",
+    )
+
+
+def no_such_model(name: str, served: Iterable[str]) -> Problem:
+    """The failure of a request for a model or an adapter that no live replica has."""
+    names = ", ".join(f"`{each}`" for each in served)
+    there = f"this fleet serves {names}" if names else "no replica has been heard of"
+    return Problem(
+        status=404,
+        message=f"unknown model `{name[:128]}`; {there}",
+        code="model_not_found",
+        param="model",
+    )
 
 
 def of_refused(no: Refused) -> Problem:

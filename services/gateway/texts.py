@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from services.gateway import asking
+from services.gateway import asking, envelope
 from services.gateway.alive import Fleet
 from services.gateway.asking import ShortString
-from services.gateway.envelope import Problem, Rejected
+from services.gateway.envelope import Rejected
 from services.gateway.tools import Tools
 from services.gateway.visits import Visit
 from shared import subjects
@@ -18,12 +18,6 @@ from shared.bus.api import Bus
 from shared.schemas import Detokenize, Detokenized, TokenId, Tokenize, Tokenized
 
 ANSWER_S = 10.0  # a prompt of 8 MB takes two; others may come first
-NO_SUCH_MODEL = Problem(
-    status=404,
-    message="no replica of that model has been heard of",
-    code="model_not_found",
-    param="model",
-)
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,4 +99,4 @@ class Texts:
     def _check(self, model: str | None) -> None:
         """Raises Rejected for a model that no replica has."""
         if model is not None and not self._fleet.knows(model):
-            raise Rejected(NO_SUCH_MODEL)
+            raise Rejected(envelope.no_such_model(model, self._fleet.names()))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from services.gateway.asking import StreamOptions
-from services.gateway.chats import ChatBody
+from services.gateway.chats import WHATEVER_FITS, ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.dialect import Dialect
 from services.gateway.slo_headers import SLO_HEADERS, read_slo
@@ -246,7 +246,7 @@ def sampling_of(
             skip = False
     stop = body.stop if body.stop is not None else []
     return Sampling(
-        max_tokens=body.limit or body.default_max_tokens,
+        max_tokens=min(body.limit or body.default_max_tokens, WHATEVER_FITS),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=min(max(0, body.top_k or 0), TOP_K_LIMIT),

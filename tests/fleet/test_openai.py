@@ -378,7 +378,7 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]]
     (
         {"extra_body": {"temprature": 1}},
         openai.BadRequestError,
-        "invalid_request_error",
+        "unknown_parameter",
         "temprature",
     ),
     (

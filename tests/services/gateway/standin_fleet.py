@@ -3,9 +3,9 @@ and keeps the requests.
 
 Prompts: `refuse <code> [<param>]`, `end <finish reason>`, `relegate`, `break` (fails after two
 tokens), `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set,
-or it is cancelled), `flood` (max_tokens long words), `silent` (no answer at the door); anything
-else: max_tokens words, WORDS_LIMIT at most.
-Each word is a token.
+or it is cancelled), `flood` (max_tokens long words), `mute` (max_tokens tokens without a text),
+`silent` (no answer at the door); anything else: max_tokens words, WORDS_LIMIT at most. Each word is
+a token.
 
 The prompt of a chat is its last message. A request for log-probabilities gets -0.5 - n for token n,
 and as many of OTHERS (half a character, and an impossible token) as it asks for.
@@ -192,14 +192,16 @@ class StandIn:
             wanted = running.request.sampling.max_tokens
             if prompt == "flood":
                 await self._make(running, wanted, FLOOD_WORD)
+            elif prompt == "mute":
+                await self._make(running, wanted, "")
             else:
                 await self._make(running, min(WORDS_LIMIT, wanted))
             await self._end(running, FinishReason.LENGTH)
 
-    async def _make(self, running: Running, count: int, word: str = "") -> None:
+    async def _make(self, running: Running, count: int, word: str | None = None) -> None:
         for n in range(count):
-            text = word or f" w{n}"
-            characters = sum(map(len, running.words)) if not word else n * len(word)
+            text = f" w{n}" if word is None else word
+            characters = sum(map(len, running.words)) if word is None else n * len(word)
             running.words.append(text)
             last = FinishReason.LENGTH if n + 1 == running.request.sampling.max_tokens else None
             top = running.request.sampling.logprobs

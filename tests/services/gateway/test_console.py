@@ -37,8 +37,9 @@ async def listens(bus: NatsBus) -> bool:
 
 async def test_without_keys_it_is_open_on_loopback(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        page = await http.get("/console")
-        assert page.status_code == 200
+        page = await http.get("/", follow_redirects=True)
+        assert [answer.status_code for answer in (*page.history, page)] == [307, 200]
+        assert page.url.path == "/console"
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert (await http.get("/console/picture")).status_code == 200
         assert (await http.get("/console/request?key=a.b")).status_code == 404
@@ -80,6 +81,7 @@ async def test_beside_keys_it_is_off_and_no_tenants_key_opens_it(
 async def test_where_everybody_is_served_without_keys_it_is_off(nats_url: str) -> None:
     async with site(nats_url, without_keys=True) as at, at.http() as http:
         assert await statuses(http) == {404}
+        assert (await http.get("/")).status_code == 404
 
 
 async def test_with_console_keys_it_wants_one_of_them(nats_url: str, tmp_path: Path) -> None:

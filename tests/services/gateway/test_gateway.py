@@ -4,6 +4,7 @@ fleet.
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -551,6 +552,48 @@ async def test_a_lenient_request_has_its_unknown_fields_ignored_and_named(nats_u
         assert 500 < len(answer.headers["x-slackline-ignored"]) <= 512
 
 
+UNKNOWN_FIELDS = [
+    ("completions", "temprature", "; the nearest is `temperature`"),
+    ("chat/completions", "mesages", "; the nearest is `messages`"),
+    ("responses", "inputs", "; the nearest is `input`"),
+    ("completions", "guided_choice", "; in its place there is `structured_outputs`, as in vLLM"),
+    ("completions", "use_beam_search", ""),
+]
+
+
+async def test_an_unknown_field_is_told_with_the_one_that_may_be_meant(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for path, field, meant in UNKNOWN_FIELDS:
+            answer = await http.post(f"/v1/{path}", json={field: 1})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["code"] == "unknown_parameter"
+            assert error["message"] == (
+                f"unknown field `{field}`{meant}; "
+                "with x-slackline-lenient: true unknown fields are ignored"
+            )
+        # this path is never lenient
+        error = (await http.post("/detokenize", json={"token": [1]})).json()["error"]
+        assert error["message"] == "unknown field `token`; the nearest is `tokens`"
+
+
+async def test_an_empty_and_a_compressed_body_are_called_so(nats_url: str) -> None:
+    plain = b'{"prompt": "hi"}'
+    gzipped = {"content-encoding": "gzip"}
+    async with site(nats_url) as at, at.http() as http:
+        for empty in (b"", b" \n"):
+            answer = await http.post("/v1/completions", content=empty)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["message"]) == (400, "the body is empty")
+        answer = await http.post("/v1/completions", content=gzip.compress(plain), headers=gzipped)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (415, "content-encoding")
+        assert error["message"].startswith("Content-Encoding: gzip is not supported")
+        assert answer.headers["accept-encoding"] == "identity"
+        answer = await http.post("/v1/completions", content=plain, headers=gzipped)
+        assert answer.status_code == 200
+
+
 async def test_malformed_requests_are_answered_400_with_the_field_and_go_no_further(
     nats_url: str,
 ) -> None:
@@ -637,7 +680,14 @@ async def test_what_real_clients_send_along_with_a_chat_is_taken(nats_url: str) 
             "model": None,
             "messages": [
                 {"role": "system", "content": "be brief"},
-                {"role": "user", "content": "hi"},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+                    ],
+                    "name": "ann",
+                    "refusal": None,
+                },
             ],
             "max_completion_tokens": 2,
             "max_tokens": 2,
@@ -698,7 +748,9 @@ async def test_a_body_over_the_limit_is_413_and_the_sender_hears_it(
 ) -> None:
     async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
         answer = await http.post("/v1/completions", content=b"x" * size)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (413, "request_too_large")
+        assert error["message"] == "the body has more than 100,000 bytes"
 
 
 async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(
@@ -706,7 +758,9 @@ async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(
 ) -> None:
     async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
         answer = await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 5})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "n")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (413, "n")
+        assert "100,000 bytes" in error["message"]
         assert (
             await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 4})
         ).status_code == 200
@@ -835,6 +889,30 @@ async def test_a_chat_streams_its_role_then_words_then_the_end_then_usage(nats_u
         assert [event["usage"] for event in events] == [None] * 4 + [usage(3, 2)]
 
 
+@pytest.mark.parametrize(
+    ("path", "mute", "likely"),
+    [
+        ("completions", {"prompt": "mute"}, {"logprobs": 0}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "mute"}]},
+            {"logprobs": True},
+        ),
+    ],
+)
+async def test_a_token_without_a_text_has_a_chunk_only_if_something_else_is_told_of_it(
+    nats_url: str, path: str, mute: dict[str, Any], likely: dict[str, Any]
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for told, chunks in (({}, 0), (likely, 3), ({"return_token_ids": True}, 3)):
+            body = {**mute, **told, "max_tokens": 3, "stream": True}
+            events = sse((await http.post(f"/v1/{path}", json=body)).text)
+            assert events.pop() == "[DONE]"
+            assert events.pop()["choices"][0]["finish_reason"] == "length"
+            choices = [event["choices"][0] for event in events]
+            assert len([one for one in choices if "role" not in one.get("delta", {})]) == chunks
+
+
 async def test_usage_so_far_comes_with_every_chunk_if_wanted(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         options = {"include_usage": True, "continuous_usage_stats": True}
@@ -875,6 +953,20 @@ async def test_a_chat_without_max_tokens_asks_for_what_fits_and_a_completion_for
             for request_id in (chat, likely, plain)
         ]
         assert asked == [1_000_000, 8192, 16]
+
+
+async def test_a_limit_of_tokens_over_any_context_is_cut(nats_url: str) -> None:
+    asked = [
+        ("completions", {"prompt": "hi", "max_tokens": 99_999_999}),
+        ("chat/completions", {"messages": CHAT, "max_completion_tokens": 99_999_999}),
+        ("responses", {"input": "hi", "max_output_tokens": 99_999_999}),
+    ]
+    async with site(nats_url) as at, at.http() as http:
+        for path, body in asked:
+            key = new_id()
+            answer = await http.post(f"/v1/{path}", json=body, headers={"idempotency-key": key})
+            assert answer.status_code == 200, answer.text
+            assert at.fleet.asked[key_of(key)].request.sampling.max_tokens == 1_000_000
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -1162,12 +1254,16 @@ async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
     ):
         assert (await http.get("/ready")).status_code == 503
         assert (await http.get("/v1/models")).json() == {"object": "list", "data": []}
+        assert "no replica has been heard of" in (await http.get("/v1/models/no/such")).text
     async with site(nats_url) as at, at.http() as http, at.openai() as client:
         assert (await http.get("/ready")).status_code == 200
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
-        with pytest.raises(openai.NotFoundError):
+        unknown = f"unknown model `no/such`; this fleet serves `{MODEL}`"
+        with pytest.raises(openai.NotFoundError, match=unknown):
             await client.models.retrieve("no/such")
+        asked = await http.post("/tokenize", json={"model": "no/such", "prompt": "hi"})
+        assert (asked.status_code, asked.json()["error"]["message"]) == (404, unknown)
         assert (await http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
         short = (await http.post("/chat/completions", json={})).json()["error"]["message"]
         assert short.endswith("Not Found; did you mean /v1/chat/completions?")
