@@ -66,6 +66,7 @@ async def test_an_example_prints_the_answer(fleet: Fleet, tmp_path: Path, number
             command = ["bash", "-eu", file]
     said = await run(command, environment, tmp_path)
     assert ("data: [DONE]" if kind == "sh" else SAID) in said, said
+    assert "eof_received" not in said, "asyncio complains when a client of NATS closes"
 
 
 def test_the_page_has_an_example_for_each_client() -> None:
