@@ -51,7 +51,7 @@ class Fleet:
 
     def knows(self, name: str) -> bool:
         """Tells whether a live replica has a model or an adapter of this name."""
-        return name in self.names()
+        return any(name in (digest.model, *digest.adapters) for digest in self._fresh())
 
     def names(self) -> list[str]:
         """The models and adapters that live replicas have."""

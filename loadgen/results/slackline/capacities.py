@@ -161,7 +161,7 @@ At most 1 % violated, it carries most on seven of ten, by 1 to 16 %, as much as 
 QoServe's ShareGPT, and less on two: 8 % on ToolLLM and 17 on Summarizer. One seed makes most of the
 latter. One per cent of that load is one or two requests, and a prompt of 43 tokens, late under
 `slackline` and `slos_serve` alike, is one of them. At 4.5 requests/s `slackline` loses one more, of
-365 tokens, and so does `slos_serve` without `sit_out`.
+365 tokens, and so does `slos_serve` without `sit_out` (seed 36; a script).
 
 The geometric mean over vLLM and Sarathi is short of the 2.5 that was aimed at, and so is each load
 but Coder. With seed 35, at 2.5 times the rate of theirs, no scheduler without a draft model
