@@ -35,7 +35,7 @@ Rates = Sequence[float] | None  # by seed; None while one is not found
 
 def render(results: Results, duration_s: float) -> str:
     hours, parts = duration_s / 3600, []
-    over_baselines: list[Rates] = []
+    over_baselines: dict[float, list[Rates]] = {violations: [] for violations, _ in LIMITS}
     over_qoserve: Rates = None
     for violations, first in LIMITS:
         rows = []
@@ -53,8 +53,8 @@ def render(results: Results, duration_s: float) -> str:
             else:
                 qoserve = carried(results, violations, _systems(run, QOSERVE), seeds)
                 over_qoserve = _over(mine, qoserve)
-            if name in SIX and violations == max(LIMITS)[0]:
-                over_baselines.append(_over(mine, baselines))
+            if name in SIX:
+                over_baselines[violations].append(_over(mine, baselines))
             rows.append(_row(name, mine, theirs, baselines))
         head = (
             "load",
@@ -65,10 +65,13 @@ def render(results: Results, duration_s: float) -> str:
             "ratio",
         )
         parts += [f"At most {100 * violations:g} % violated:", table(head, rows)]
+    means = " and ".join(
+        f"{_shown(_geometric_means(ratios), '.2f')} times as much at {100 * violations:g} %"
+        for violations, ratios in over_baselines.items()
+    )
     parts.append(
-        f"On SLOs-Serve's six, at most {100 * max(LIMITS)[0]:g} % violated, `{OURS}` carries "
-        f"{_shown(_geometric_means(over_baselines), '.2f')} times the best of vLLM and Sarathi in "
-        f"geometric mean. On {LONG}, at most {100 * min(LIMITS)[0]:g} %, it carries "
+        f"On SLOs-Serve's six `{OURS}` carries in geometric mean {means} as the best of vLLM and "
+        f"Sarathi. On {LONG}, at most {100 * min(LIMITS)[0]:g} %, it carries "
         f"{_shown(over_qoserve, '.2f')} times the better setting of `qoserve`."
     )
     return "\n\n".join(parts)
@@ -163,10 +166,18 @@ latter. One per cent of that load is one or two requests, and a prompt of 43 tok
 `slackline` and `slos_serve` alike, is one of them. At 4.5 requests/s `slackline` loses one more, of
 365 tokens, and so does `slos_serve` without `sit_out` (seed 36; a script).
 
-The geometric mean over vLLM and Sarathi is short of the 2.5 that was aimed at, and so is each load
-but Coder. With seed 35, at 2.5 times the rate of theirs, no scheduler without a draft model
-violates less than 12.2 % of Summarizer, 9.2 of Mixed and 7.8 of ChatBot, even if it knows the
-future ([bound.md](bound.md); a script, 2026-11-27); on the other three the bound excludes nothing.
-Over `qoserve` on ShareGPT 1.25 was aimed at; there the bound excludes nothing, either.
+Over vLLM and Sarathi 2.5 was aimed at in geometric mean. With at most 1 % violated that is reached.
+With 10 % it is not, and of the six Coder alone exceeds it. With seed 35, at 2.5 times the rate of
+theirs, no scheduler without a draft model violates less than 12.2 % of Summarizer, 9.2 of Mixed and
+7.8 of ChatBot, even if it knows the future ([bound.md](bound.md); a script, 2026-11-27); on the
+other three the bound excludes nothing.
+Over `qoserve` on ShareGPT 1.25 was aimed at, and 1.19 was found; there the bound excludes nothing,
+either. QoServe's code and conversations are not here: for
+[half an hour](#overload-for-half-an-hour) `slackline` keeps more than 99 % of them at half as much
+again as QoServe carries, so a search takes hours of a processor for each seed. For the same reason
+ShareGPT has one seed.
+
+The seeds are not fresh: with 31 to 37 the rule for windows of ten was chosen, at other rates and
+lengths.
 """,
 )

@@ -180,20 +180,20 @@ every iteration matters to whole answers beside tight requests: 3.8 points of `m
 tokens earn matters most where windows of ten judge short prompts: 3.3 points of Reasoning, and with
 the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
 matters to `mix` (1.5), and to short answers with a pace near a pass
-([decisions.md](decisions.md)).
+([decisions.md](decisions.md#2026-11-27-earned-time-where-no-prefill-waits)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
 worth up to 1.5 and 1.0 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
-with the seeds of the first table (decisions.md); their share, without which some would wait for
+with the seeds of the first table; their share, without which some would wait for
 ever, costs 0.6 at most. The replica that is asked first matters little, since one that declines is
 followed by another: up to 0.6 points. Promotion shows little.
 
 On a profile as flat as a CPU's, with paces that few decodes can keep, other parts count: the door
 is worth 16.6 points there, that a pace is given up which costs the others theirs 6.4, and that
-best-effort requests wait 4.5. That no more decodes are taken than a pass has time for is worth 1.2,
-with one seed of three -0.8. That decodes sit out costs 1.3 there, and the share of best-effort
-requests as much.
+best-effort requests wait 4.5. That no more decodes are taken than a pass has time for is worth 1.2
+in the mean; with one seed of the three it costs 0.8. That decodes sit out costs 1.3 there, and the
+share of best-effort requests as much.
 
 Where KV is short, drafts are worth 16.7 points, relegation 8.9, that best-effort requests wait 4.4,
 the door 3.0, and that offers are declined which would find no KV 2.6. What early tokens earn costs

@@ -69,7 +69,7 @@ its end that window begins, for each seed.""",
     hours=120 / 3600,
     render=render,
     discussion="""\
-Of the windows in the burst `slackline` loses 23 to 44 %, and of those after it at most 8 %.
+Of the windows in the burst `slackline` loses 22 to 47 %, and of those after it at most 8 %.
 `qoserve` does not recover with either setting within the minute and a third that are left;
 `slos_serve` does, within 5 s, and keeps 8.0 points less.
 """,
