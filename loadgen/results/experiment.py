@@ -2,6 +2,7 @@
 
 import datetime as dt
 import hashlib
+import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,9 +42,12 @@ DEADLINE_VERSIONS = {"slackline": 40}
 # The same for runs in which windows judge a pace below HARD_S, with a draft model.
 HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
-# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
+# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older; and for those with
+# one of minutes at most: the others are in no hurry.
 FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
+SHORT_TTLT_S = 300.0
+SHORT_TTLT_VERSIONS = {"slackline": 45}
 # The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.
 SOON_S = 1.0
 SOON_VERSIONS = {"slackline": 44}
@@ -122,8 +126,11 @@ class Run(Struct, frozen=True, kw_only=True):
         windows = self.definition == Definition.MAX_TPOT_10
         if self.draft and windows and min(paces_s, default=HARD_S) < HARD_S:
             versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))
-        if self.duration_s < FOUR_HOURS_S and any(slo.ttlt_s is not None for slo in slos):
+        ttlts_s = [slo.ttlt_s for slo in slos if slo.ttlt_s is not None]
+        if ttlts_s and self.duration_s < FOUR_HOURS_S:
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
+        if min(ttlts_s, default=math.inf) <= SHORT_TTLT_S:
+            versions.append(SHORT_TTLT_VERSIONS.get(self.policy, VERSION))
         ttfts_s = [slo.ttft_s for slo in slos if slo.ttft_s is not None]
         if len(set(paces_s)) > 1 and min(ttfts_s, default=SOON_S) < SOON_S:
             versions.append(SOON_VERSIONS.get(self.policy, VERSION))

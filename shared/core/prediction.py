@@ -50,9 +50,11 @@ class Drafting(NamedTuple):
 class Prediction:
     """Books and flights of one replica, from one resync to the next."""
 
-    def __init__(self, books: Books, draft: DraftCorrection) -> None:
+    def __init__(self, books: Books, draft: DraftCorrection, *, chains: bool = False) -> None:
+        """`chains`: the engine drafts for all requests as deep as for the deepest."""
         self._books = books
         self._draft = draft
+        self._chains = chains
         self.flights: deque[Flight] = deque()
         # slots whose end is in flight: their rows are not corrected any more
         self.releasing: set[int] = set()
@@ -281,7 +283,14 @@ class Prediction:
         missing = upper - np.minimum(books.draft_tokens[rows], has)
         books.draft_tokens[rows] = upper
         context = upper + books.unsure_tokens[rows]
-        return draft_s(draft, depth=depth, width=width, context=context, missing=missing)
+        return draft_s(
+            draft,
+            depth=depth,
+            width=width,
+            context=context,
+            missing=missing,
+            together=self._chains,
+        )
 
     # ------------------------------------------------------------ while plans are in flight
 

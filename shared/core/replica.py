@@ -199,7 +199,7 @@ class ReplicaCore:
             context_tokens=facts.context_tokens,
             draft_kv_blocks=facts.draft_kv_blocks,
         )
-        self._ahead = Prediction(self._books, self._draft)
+        self._ahead = Prediction(self._books, self._draft, chains=facts.longest_chain > 0)
         self._reconciliation = Reconciliation(self._books, self._ahead)
         self._course.forget()
         self._expired.clear()

@@ -129,13 +129,13 @@ def speculate(
     accepted: Ints = (chosen & true).sum(axis=(0, 2), dtype=np.int32)
     context, drafts = has + 1, depth > 0
     drafting = drafts.nonzero()[0]
-    steps = np.full_like(depth, depth.max(initial=0)) if longest_chain else depth
     drafted_s = draft_s(
         draft,
-        depth=steps[drafting],
+        depth=depth[drafting],
         width=width[drafting],
         context=context[drafting],
         missing=(context - np.minimum(filled, has))[drafting],
+        together=longest_chain > 0,
     )
     kept: Ints = np.where(speculates, accepted + 1, tokens)
     return Speculated(

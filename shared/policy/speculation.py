@@ -175,15 +175,26 @@ def draft_room(depth: Ints, width: Ints) -> Ints:
     return room
 
 
-def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
+def draft_s(
+    draft: Draft,
+    *,
+    depth: Ints,
+    width: Ints,
+    context: Ints,
+    missing: Ints,
+    together: bool = False,
+) -> float:
     """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
     for each level, all entries at once.
 
     Entries with depth 0 must not be among the columns. `context`: the entry's tokens. `missing`:
-    those of them that are not in the draft's KV.
+    those of them that are not in the draft's KV. `together`: the engine drafts for all as deep as
+    for the deepest (where it verifies chains: vLLM).
     """
     if not len(depth):
         return 0.0
+    if together:
+        depth = np.full_like(depth, depth.max())
     # An entry that lacks its whole context, the prompt included, is a prefill. Another drafted
     # before, and computes what it still lacks beside its newest token.
     new = missing >= context

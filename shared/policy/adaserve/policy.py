@@ -160,6 +160,7 @@ class AdaServe:
             width=width[drafting],
             context=(has + unsure + 1)[drafting],
             missing=missing[drafting],
+            together=view.longest_chain > 0,
         )
         total = min(grown.budget_tokens, int(verified.sum()))
         iteration_s = drafted_s + view.profile.batch_s(

@@ -59,6 +59,9 @@ NEEDED, NEEDED_BY_WINDOWS = 1.7, 1.3
 SURE_BY_WINDOWS = 0.5
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
+# Below this share of what the law says, acceptance is low: luck does not bring it there. By one
+# iteration without drafts so much of the difference is forgotten.
+LOW, FORGOTTEN = 0.75, 0.0005
 FEW = 8  # decodes, as an example of what drafts bring
 CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
@@ -72,11 +75,16 @@ HURRIED = 2.0
 
 
 class Accepted:
-    """The drafts that are accepted, relative to what the law says."""
+    """The drafts that are accepted, relative to what the law says.
+
+    Where few are, nobody drafts, and so nothing would be seen any more. Therefore a low share is
+    slowly forgotten while none draft: drafts are tried again, the more rarely the fewer were
+    accepted.
+    """
 
     def __init__(self) -> None:
         self.scale = 1.0
-        self._observed = False
+        self._observed = self._low = False
 
     def begin(self, shares: Sequence[float]) -> None:
         """Begin with the shares by position that were seen on this replica before; no change once
@@ -84,6 +92,12 @@ class Accepted:
         """
         if shares and not self._observed:
             self.scale = _within(shares[0] / ACCEPTANCE)
+            self._low = self.scale < LOW
+
+    def forget(self, iterations: int) -> None:
+        """So many had decodes, none of which drafted."""
+        if self._low:
+            self.scale += (1 - (1 - FORGOTTEN) ** iterations) * (1.0 - self.scale)
 
     def observe(self, drafts: Drafts) -> None:
         self._observed = True
@@ -92,6 +106,7 @@ class Accepted:
         if law.accepted > 0:
             expected = law.accepted * verified / law.verified
             self.scale += FADE * (_within(accepted / expected) - self.scale)
+        self._low = self.scale < LOW
 
 
 def _within(ratio: float) -> float:
@@ -123,6 +138,8 @@ class Learned:
         self.lasting.observe(seen)
         if seen.drafts is not None:
             self.accepted.observe(seen.drafts)
+        elif seen.shape.decodes:
+            self.accepted.forget(seen.iterations)
 
 
 def drafting(
@@ -446,6 +463,7 @@ def _choice(
         width=np.ones_like(depth[drafts]),
         context=has[drafts] + 1,
         missing=missing[drafts],
+        together=view.longest_chain > 0,
     )
     verified = min(plan.drafts, int(depth.sum()))
     shape = _verifying(chunk.decodes_of(view, rows), verified)

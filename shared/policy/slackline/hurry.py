@@ -3,15 +3,12 @@ requests than it saves.
 
 Until its TTLT each decode has so much time for each token that may still come, and the one with the
 least sets the length of the iterations. The shorter these are, the more of the time their passes
-take, and the less is left for prefills. So where not all can be in time, up to a tenth of the
-decodes with a TTLT are let go, those with the least time for each token: as many as gains most. To
-keep the others gains their importance. It costs the time of the passes beyond those that the rest
-needs, counted in requests like those that wait. What is let go runs on, at the pace of the others.
-
-With a draft model they draft instead (drafts.py).
+take, and the less is left for prefills. So where not all can be in time, some decodes with a TTLT
+are let go, those with the least time for each token: as many as gains most. To keep the others
+gains their importance. It costs the time of the passes beyond those that the rest needs, counted in
+requests as dear as the dearest of those that give way. What is let go runs on, at the pace of the
+others.
 """
-
-import math
 
 import numpy as np
 
@@ -23,31 +20,28 @@ from shared.policy.slackline.price import Prices
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.policy.slackline.work_ahead import work_of_rows
 
-# The share of the decodes with a TTLT that may be let go at once. Where more are in as much of a
-# hurry, those that wait would be, too.
-FEW = 0.1
 # Passes that take less of the time than this are no hurry.
 CALM = 0.25
 
 
-def without_hurry(view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices) -> Due:
+def without_hurry(view: View, due: Due, decodes: Rows, gone: Rows, prices: Prices) -> Due:
     """The bounds without those by which a decode would cost more than it is worth. `decodes`: the
-    standard ones; `waiting`: the prefills that wait.
+    standard ones; `gone`: the prefills that cannot all be in time.
     """
     rows = decodes[view.has_ttlt[decodes]]
-    if not len(rows) or not len(waiting) or view.draft is not None:
+    if not len(rows):
         return due
     pass_s = view.profile.batch_s(chunk.decodes_of(view, decodes))
     pace_s = np.maximum(due.pace_s[rows], pass_s + 2 * MARGIN_S)
     rows = rows[order := pace_s.argsort(kind="stable")]
     pace_s, until_s = pace_s[order], view.last_due_unix_s[rows] - view.start_unix_s
-    calm_s = min(pass_s / CALM, float(pace_s[math.ceil(FEW * (len(rows) - 1))]))
+    calm_s = min(pass_s / CALM, float(pace_s[-1]))
     hurried = ((pace_s < calm_s) & (until_s > 0)).nonzero()[0]
     if not len(hurried):
         return due
     rows, pace_s, until_s = rows[hurried], pace_s[hurried], until_s[hurried]
-    work = work_of_rows(view, due, waiting, prices)
-    request_s = float((work.seconds + work.output_tokens * work.decode_s).mean())
+    work = work_of_rows(view, due, gone, prices)
+    request_s = float((work.seconds + work.output_tokens * work.decode_s).max())
     # of those from each on: their importance, and for how long they hurry
     worth = view.importance[rows][::-1].cumsum()[::-1]
     for_s = until_s[::-1].cumsum()[::-1] / np.arange(len(rows), 0, -1)

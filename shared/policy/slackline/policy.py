@@ -130,7 +130,7 @@ class Weighed(NamedTuple):
 
     queue: Rows  # in the order in which they run
     relegated: Rows
-    lost: bool  # not all can be in time
+    gone: Rows  # those that cannot all be in time
     token_due_s: Floats  # of the view's rows: seconds from the start
     put_off_s: Floats  # the same, or later where earned time may be spent
     latest_s: Floats  # of windows: the same, or later for prefills without any decode
@@ -216,10 +216,10 @@ class Slackline:
         paced = self._paced_lately(view)
         waiting = _without(view, waiting, every.victims)
         weighed = self._weighed(view, due, decodes, waiting, prices)
-        if weighed.lost:
-            bounds = self._without_hurry(view, bounds, decodes, weighed.queue, prices)
+        if len(weighed.gone):
+            bounds = self._without_hurry(view, bounds, decodes, weighed.gone, prices)
             before = due
-            due = self._unhurried(view, bounds, decodes, waits=paced, together=paced)
+            due = self._unhurried(view, bounds, decodes, waits=paced, late=paced)
             if due is not before:
                 weighed = self._weighed(view, due, decodes, waiting, prices)
         if len(weighed.relegated):
@@ -235,7 +235,7 @@ class Slackline:
         timing = self._timing(view, due, weighed)
         others = bool(np.count_nonzero(view.best_effort))
         promoted = weighed.relegated[:0]
-        if others and not weighed.lost and Part.PROMOTION in self._parts:
+        if others and not len(weighed.gone) and Part.PROMOTION in self._parts:
             promoted = self._in_time_again(view, due, decodes, weighed.latest_s, prices)
         waits = len(queue) > 0
         first = others and self._owed.due(view.start_unix_s, self._step_s, waits=waits)
@@ -272,20 +272,20 @@ class Slackline:
         return eased(view, due) if Part.EARNED in self._parts else due
 
     def _unhurried(
-        self, view: View, due: Due, decodes: Rows, *, waits: bool, together: bool = False
+        self, view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = False
     ) -> Due:
         """These bounds as `unhurried` leaves them; as they are in an ablation without it."""
         if Part.UNHURRIED not in self._parts:
             return due
-        return unhurried(view, due, decodes, waits=waits, together=together)
+        return unhurried(view, due, decodes, waits=waits, late=late)
 
     def _without_hurry(
-        self, view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices
+        self, view: View, due: Due, decodes: Rows, gone: Rows, prices: Prices
     ) -> Due:
-        """The same with `without_hurry`. `waiting`: the prefills, which cannot all be in time."""
+        """The same with `without_hurry`."""
         if Part.UNHURRIED not in self._parts:
             return due
-        return without_hurry(view, due, decodes, waiting, prices)
+        return without_hurry(view, due, decodes, gone, prices)
 
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
@@ -388,11 +388,11 @@ class Slackline:
             put_off_s = token_due_s
             if Part.EARNED in self._parts:
                 put_off_s = put_off_by_deadline(view, token_due_s)
-            return Weighed(queue, queue, False, token_due_s, put_off_s, latest_s, until_s)
+            return Weighed(queue, queue, queue, token_due_s, put_off_s, latest_s, until_s)
         work = work_of_rows(view, due, queue, prices)
         early = favoured(work)
         gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
-        lost = bool(np.count_nonzero(gone))
+        lost, late = bool(np.count_nonzero(gone)), queue[gone]
         relegated, hopeful = queue[:0], np.zeros(len(queue), dtype=np.bool_)
         if lost and Part.RELEGATION in self._parts:
             hope = hope_unix_s(view, queue, self._lengths, self._step_s)
@@ -418,7 +418,7 @@ class Slackline:
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
             queue = self._room.beginning(view, queue, due_s)
-        return Weighed(queue, relegated, lost, token_due_s, put_off_s, latest_s, until_s)
+        return Weighed(queue, relegated, late, token_due_s, put_off_s, latest_s, until_s)
 
     def _passes(
         self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices

@@ -17,8 +17,9 @@ from shared.policy.slackline.price import Prices
 from shared.policy.slackline.token_order import MARGIN_S, costs_of_one
 from shared.schemas import Offer
 
-# The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
-HASTE = 0.6
+# The most of the time that passes may take for the sake of a TTLT, while a prefill waits; and where
+# not all prefills can be in time anyway, beside requests with a pace.
+HASTE, HASTE_IF_LATE = 0.6, 0.9
 MOST = np.iinfo(np.int32).max  # the power of two where there is no TTLT
 
 
@@ -49,16 +50,19 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
     )
 
 
-def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: bool = False) -> Due:
+def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = False) -> Due:
     """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with as
-    long a TTLT, to the next power of two seconds, or a shorter one; `together`: of all decodes.
-    `waits`: a prefill does, and is not to wait until the answers that have begun end. Then the
-    passes that a TTLT asks for take at most HASTE of the time. `decodes`: the standard ones.
+    long a TTLT, to the next power of two seconds, or a shorter one. `waits`: a prefill does, and is
+    not to wait until the answers that have begun end. Then the passes that a TTLT asks for take at
+    most HASTE of the time. `late`: not all prefills can be in time. Then it is a pass of all
+    decodes, in HASTE_IF_LATE of the time. `decodes`: the standard ones.
     """
     whole = view.has_ttlt
     if not np.count_nonzero(whole[decodes]):
         return due
-    usable, margins_s = (HASTE, 0.0) if waits else (1.0, 2 * MARGIN_S)
+    usable, margins_s = 1.0, 2 * MARGIN_S
+    if waits:
+        usable, margins_s = HASTE_IF_LATE if late else HASTE, 0.0
     every = chunk.decodes_of(view, decodes)
     every_s = view.profile.batch_s(every)
     longest_s = (every_s + margins_s) / usable
@@ -66,7 +70,7 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
     if not np.count_nonzero(short):
         return due
     pace_s = due.pace_s.copy()
-    if together:
+    if late:
         pace_s[short] = longest_s
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]

@@ -78,6 +78,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         width=np.ones_like(depth[drafts]),
         context=has[drafts] + 1,
         missing=missing[drafts],
+        together=view.longest_chain > 0,
     )
     running = Decoding(rows, every.victims, free_blocks, shape)
     choice = filled(view, every, running, standing, batch_s, drafted_s).choice

@@ -16,9 +16,11 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Choice, Phase, Speculation
+from shared.policy.speculation import draft_s
 from shared.schemas import Offer, PlanAck
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.shared.core.docstring_table import Row, cases, promised
+from tests.shared.policy.views import Linear
 
 NOW, END = 1000.0, 1000.5
 SLOT, PROMPT, TBT_S = 3, 20, 0.1
@@ -324,3 +326,25 @@ def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
     books.phase[books.row_of[1]] = Phase.DECODE  # its KV is computed again
     assert begins(2, 2)
     assert not begins(2, 2)
+
+
+@pytest.mark.parametrize(("chains", "steps"), [(False, [3, 1, 1]), (True, [3, 3, 3])])
+def test_an_engine_of_chains_is_charged_as_many_steps_for_all_as_for_the_deepest(
+    chains: bool, steps: list[int]
+) -> None:
+    """vLLM drafts three deep for all three, whatever of that is kept. Trees grow as planned."""
+    draft = Draft(Linear(), 1.0, 1.0)
+    books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+    ahead = Prediction(books, DraftCorrection(draft), chains=chains)
+    for slot in range(3):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+    depth, one = np.array([3, 1, 1], dtype=np.int32), np.ones(3, dtype=np.int32)
+    choice = Choice(
+        slots=np.arange(3), caps=depth + one, speculation=Speculation("chain", depth, one, 100)
+    )
+    flight = ahead.launch(0, ahead.entries(choice), NOW, Linear())
+    wanted = np.array(steps, dtype=np.int32)
+    context = np.full(3, 25, dtype=np.int32)
+    assert flight.draft_s == pytest.approx(
+        draft_s(draft, depth=wanted, width=one, context=context, missing=one)
+    )

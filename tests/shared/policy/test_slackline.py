@@ -30,12 +30,17 @@ from shared.policy.slackline.due import (
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
-from shared.policy.slackline.hurry import FEW, without_hurry
+from shared.policy.slackline.hurry import without_hurry
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import SPARING_S
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.token_order import MARGIN_S, TokenOrder
-from shared.policy.slackline.work_ahead import HASTE, unhurried, work_of_rows
+from shared.policy.slackline.work_ahead import (
+    HASTE,
+    HASTE_IF_LATE,
+    unhurried,
+    work_of_rows,
+)
 from shared.policy.slackline.yields import yields
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import (
@@ -163,8 +168,10 @@ def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() 
     hurried = due._replace(pace_s=np.full(seen.rows, 1e-3))
     patient_s = unhurried(seen, hurried, rows, waits=False).pace_s[-1]
     assert patient_s == pytest.approx(pass_s(42) + 2 * MARGIN_S)
-    together = unhurried(seen, hurried, rows, waits=False, together=True).pace_s
+    together = unhurried(seen, hurried, rows, waits=False, late=True).pace_s
     assert together.tolist() == pytest.approx([patient_s] * 42)
+    together = unhurried(seen, hurried, rows, waits=True, late=True).pace_s
+    assert together.tolist() == pytest.approx([pass_s(42) / HASTE_IF_LATE] * 42)
 
 
 def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> None:
@@ -355,15 +362,15 @@ def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: 
     decodes = (seen.phase == Phase.DECODE) & ~seen.best_effort
     rows = decodes.nonzero()[0]
     due = due_of_rows(seen, OutputLengths(), 0.0)
-    # of the decodes with a TTLT those with the tightest pace may be let go, where prefills wait
+    # of the decodes with a TTLT all but the one with the loosest pace may be let go, where prefills
+    # wait
     whole = rows[np.isfinite(seen.last_due_unix_s[rows])]
-    tightest = whole[due.pace_s[whole].argsort()][: math.ceil(FEW * max(len(whole) - 1, 0))]
-    due.pace_s[tightest] = LOOSE_S
+    due.pace_s[whole[due.pace_s[whole].argsort()][:-1]] = LOOSE_S
     # where some cannot be in time, a TTLT leaves time for a pass of all decodes
     waiting = ((seen.phase != Phase.DECODE) & ~seen.best_effort).nonzero()[0]
     work = work_of_rows(seen, due, waiting, prices_of(seen.profile))
     all_in_time = 3 * work.seconds.sum() + 1.0 < work.due_s.min(initial=np.inf)
-    due = unhurried(seen, due, rows, waits=len(waiting) > 0, together=not all_in_time)
+    due = unhurried(seen, due, rows, waits=len(waiting) > 0, late=not all_in_time)
     token_due_s = token_due_unix_s(seen, due) - NOW
     # the decodes may take longer than any pace asks for: then nothing else runs beside them
     least_s = seen.profile.batch_s(chunk.decodes_of(seen, rows)) + MARGIN_S
@@ -762,10 +769,15 @@ def test_no_iteration_is_short_for_one_long_answer_where_many_wait() -> None:
     assert unhurried_slots([*calm, replaced(late, importance=100.0)], waiting) == set()
     nothing = [replaced(row, importance=0.0) for row in waiting]
     assert unhurried_slots([*calm, late], nothing) == set()
-    # where all are in as much of a hurry, those that wait will be, too
+    # as many as gains most, and all of them if each costs more than it is worth
+    several = [replaced(late, slot=12 + n) for n in range(4)]
+    assert unhurried_slots([*calm, *several], waiting) == {12, 13, 14, 15}
+    # where all are in as much of a hurry, there is no calmer pace for the others
     hurried = [replaced(late, slot=n) for n in range(13)]
     assert unhurried_slots(hurried, waiting) == set()
-    assert unhurried_slots([*calm, late], []) == set()
+    # what waits is dear, and so little of it fits in the time
+    dear = [replaced(row, target=30_000) for row in waiting]
+    assert unhurried_slots([*calm, late], dear) == set()
 
 
 def test_the_draft_model_first_reads_the_contexts_of_decodes_that_need_it() -> None:

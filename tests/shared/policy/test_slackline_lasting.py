@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import Draft
+from shared.perf.profile_file import load
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.seam import Drafts, Observation
@@ -35,7 +36,14 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def served(
-    profile: str, requests: int, *, step: float, times: float, tbt_s: float, drafts: bool = True
+    profile: str,
+    requests: int,
+    *,
+    step: float,
+    times: float,
+    tbt_s: float,
+    drafts: bool = True,
+    acceptance: float = ACCEPTANCE,
 ) -> SimulationResult:
     """So many requests that all begin at once and decode together. A verified draft takes `times`
     what the profile says.
@@ -55,6 +63,7 @@ def served(
         ReplicaFacts(kv_blocks=8192, context_tokens=4096),
         draft=(step, 0.18),
         verification_times=times,
+        acceptance=acceptance,
     )
     return simulate(Traffic(plan, tiers, 1), deployment)
 
@@ -80,6 +89,16 @@ def test_drafts_go_on_where_they_gain_even_if_they_are_dearer(
     assert plain.simulated_s / dear.simulated_s > least
 
 
+@pytest.mark.parametrize("tbt_s", [PATIENT_S, TIGHT_S])
+@pytest.mark.parametrize("requests", [1, 8, 32])
+def test_drafts_of_which_few_are_accepted_end(profile: str, requests: int, tbt_s: float) -> None:
+    wrong = served(profile, requests, step=0.15, times=1.0, tbt_s=tbt_s, acceptance=0.05)
+    plain = served(profile, requests, step=0.15, times=1.0, tbt_s=tbt_s, drafts=False)
+    # the first iterations, which find that out, are most of these
+    assert wrong.verifications < requests * 0.06 * wrong.iterations
+    assert wrong.simulated_s < 1.05 * plain.simulated_s
+
+
 def test_a_tight_pace_is_no_reason_for_drafts_that_lose(
     profile: str,
 ) -> None:
@@ -103,6 +122,42 @@ def test_drafts_never_cost_more_than_their_trials(
     whole = served(profile, requests, step=step, times=times, tbt_s=tbt_s)
     plain = served(profile, requests, step=step, times=times, tbt_s=tbt_s, drafts=False)
     assert whole.simulated_s < 1.06 * plain.simulated_s
+
+
+# ---------------------------------------------------------------- how many are accepted
+
+LONG, SPELL = 2000, 1000  # iterations
+
+
+@pytest.mark.parametrize("requests", [1, 4, 8, 32])
+def test_drafts_come_back_after_a_spell_in_which_few_were_accepted(
+    profile: str, requests: int
+) -> None:
+    policy = registry.make("slackline")
+    measured = load(profile)
+    seen = view([decode(Row(slot=n, tbt_s=PATIENT_S)) for n in range(requests)], profile=measured)
+    seen.draft = Draft(measured, 0.15, 0.15)
+    seen.draft_tokens = seen.computed_tokens
+    shape = BatchShape(decodes=requests, decode_context=100 * requests)
+
+    def drafted(accepted: int) -> bool:
+        """One iteration, of whose drafts so many of each request are accepted."""
+        speculation = policy.plan(seen)[0].speculation
+        if speculation is None:
+            policy.observe(Observation(0.0, shape, 0.01, 0.01))
+            return False
+        each = np.ones(requests, dtype=np.int32)
+        verified = each * max(speculation.budget_tokens // requests - 1, 1)
+        drafts = Drafts(PATIENT_S * each, each - 1, verified, np.minimum(verified, accepted))
+        policy.observe(Observation(0.0, shape, 0.01, 0.01, drafts=drafts))
+        return True
+
+    assert all(drafted(8) for _ in range(20))
+    spell = [drafted(0) for _ in range(SPELL)]
+    # they are tried now and then, the more rarely the more a trial of so many costs
+    assert sum(spell[SPELL // 2 :]) < 0.25 * SPELL // 2
+    after = [drafted(8) for _ in range(LONG)]
+    assert all(after[LONG // 2 :])
 
 
 # ---------------------------------------------------------------- what is known by size
