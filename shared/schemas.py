@@ -359,7 +359,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     measure: Measure = Measure()
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
-    cached_tokens: Count = 0  # of the prompt, found in a prefix cache before the first token
+    cached_tokens: Count = 0  # of the prompt, found in a prefix cache when it was first computed
     diary: Diary = Diary()
 
 

@@ -55,7 +55,9 @@ class HeldRequest:
     thinks_for: int | None  # output tokens that are thinking, where that is known beforehand
     computed: int = 0  # KV positions filled
     drafted: int = 0  # positions filled in the draft model's KV
-    cached_tokens: int = 0  # of the prompt, found in a prefix cache
+    # of the prompt, found in a prefix cache when it was first computed
+    cached_tokens: int = 0
+    begun: bool = False  # something of its prompt was computed, here or in an earlier attempt
     loaded: bool = False  # engine and speaker know it
     pending_end: str = ""  # why it ends at the next boundary
     message: str = ""
@@ -85,6 +87,7 @@ class HeldRequest:
             text=resume.text,
             logprobs=list(resume.logprobs),
             cached_tokens=resume.cached_tokens,
+            begun=len(tokens) > 0 or resume.diary.account.prefill_s > 0.0,
             measure=resume.measure if tokens else Measure.begin(record.slo, record.arrived_unix_s),
             service_class=record.service_class,
             relegated=record.relegated,
@@ -154,12 +157,20 @@ class HeldRequest:
 
     # ------------------------------------------------------------ what it made
 
+    def take_first_chunk(self, did: TurnDone) -> None:
+        """Take the cached tokens of the first iteration that computes something of its prompt.
+
+        OpenAI's `cached_tokens` are the tokens of the prompt that were found in the cache when it
+        first was computed. What is found after a preemption or a move is no saving of the caller's:
+        the request may have computed it itself.
+        """
+        if did.computed:
+            self.begun, self.cached_tokens = True, did.cached
+
     def extend(self, did: TurnDone, at_unix_s: float) -> int | None:
         """Take the tokens of an iteration. If its thinking is over with them: the number of its
         output tokens that are thinking.
         """
-        if not self.tokens:
-            self.cached_tokens += did.cached
         self.tokens.extend(did.tokens)
         self.text += did.text
         self.logprobs.extend(did.logprobs)

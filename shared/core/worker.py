@@ -436,6 +436,8 @@ class WorkerCore:
     def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
         """The KV positions that the iteration filled, the draft model's too, and the tokens."""
         self.counters.tokens += len(did.tokens)
+        if not request.begun:
+            request.take_first_chunk(did)
         drafted = depth > 0 and request.decodes and did.computed > 0
         self._holdings.fill(request, request.computed + did.computed)
         if drafted:  # the draft model has read it, even if nothing was verified

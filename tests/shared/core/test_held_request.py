@@ -4,8 +4,11 @@ from msgspec.structs import replace
 
 from shared.columns import pack
 from shared.core.held_request import HeldRequest
-from shared.schemas import Body, Record, Sampling
-from shared.vocabulary import FinishReason, RecordState, RequestKey, ServiceClass, Slo
+from shared.core.turn import TurnDone
+from shared.core.worker import WorkerCore
+from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Resume, Sampling
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.placed_record import placed
 
 RECORD = Record(
     key=RequestKey("t.q"), body_key="b", owner="a", state=RecordState.ACTIVE, attempt=1,
@@ -25,3 +28,71 @@ def test_it_ends_where_its_record_says_if_that_is_before_what_was_asked_for() ->
         held = HeldRequest.begin(0, record, body, eos_token_ids=frozenset(), end_of_thinking=None)
         work = held.work(4, 0, context_tokens=4096)
         assert (work.limit, work.limit_reason) == (most, FinishReason.LENGTH)
+
+
+class Attempt:
+    """An attempt at a request with a prompt of 100 tokens, of which the engine finds some."""
+
+    def __init__(self, resume: Resume | None = None) -> None:
+        replica = ReplicaId("r1")
+        self.worker = WorkerCore(
+            replica, "i", kv_blocks=100, block_tokens=16, context_tokens=4096, max_slots=4
+        )
+        self.worker.resync(1, 1)
+        record = replace(RECORD, prompt_tokens=100, resume=resume or Resume())
+        record = placed(record, replica, "i")
+        hold = Hold(epoch=1, sync=1, slot=0, key=record.key, attempt=record.attempt)
+        body = Body(prompt=pack([1] * 100), sampling=Sampling(max_tokens=40))
+        assert self.worker.hold(hold, record, body, now_unix_s=0.0) == HoldAccepted()
+
+    def run(self, computed: int, cached: int, tokens: int, *, preempt: bool = False) -> None:
+        seq = self.worker.next_seq
+        plan = BatchPlan(
+            replica=ReplicaId("r1"), incarnation="i", epoch=1, sync=1, seq=seq, slots=pack([0]),
+            caps=pack([max(1, computed - cached)]), predicted_s=0.05,
+            preempted=pack([0]) if preempt else b"",
+        )  # fmt: skip
+        assert self.worker.plan(plan) is None
+        assert self.worker.begin(now_unix_s=seq) is not None
+        did = TurnDone(computed, (7,) * tokens, "x" * tokens, None, cached=cached)
+        self.worker.finish(
+            [did], started_unix_s=seq, ended_unix_s=seq + 0.5, exec_s=0.5, idle_s=0.0
+        )
+        self.worker.check()
+
+    def leave(self) -> Resume:
+        self.worker.drain()
+        ended = self.worker.between()
+        assert ended is not None
+        return ended.overs[0].resume
+
+
+def test_usage_counts_the_cached_tokens_of_a_prompt_however_it_is_chunked() -> None:
+    for chunks in (
+        [(100, 80, 1)],
+        [(90, 80, 0), (10, 0, 1)],
+        [(0, 0, 0), (81, 80, 0), (9, 0, 0), (10, 0, 1)],  # it finds no room at first
+    ):
+        attempt = Attempt()
+        for computed, cached, tokens in chunks:
+            attempt.run(computed, cached, tokens)
+        attempt.run(1, 0, 1)
+        assert attempt.leave().cached_tokens == 80
+
+
+def test_what_a_request_finds_again_after_a_preemption_or_a_move_is_no_cached_token() -> None:
+    preempted = Attempt()
+    preempted.run(90, 32, 0)
+    preempted.run(100, 80, 1, preempt=True)
+    preempted.run(101, 96, 1, preempt=True)
+    resume = preempted.leave()
+    assert resume.cached_tokens == 32
+    for found in (0, 32):  # moved with a part of its prompt
+        first = Attempt()
+        first.run(90, found, 0)
+        moved = Attempt(first.leave())
+        moved.run(100, 80, 1)
+        assert moved.leave().cached_tokens == found
+    moved = Attempt(resume)
+    moved.run(102, 96, 1)
+    assert moved.leave().cached_tokens == 32
