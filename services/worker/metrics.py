@@ -153,7 +153,8 @@ class WorkerMetrics:
             filled, emitted, found = did.computed, len(did.tokens), did.cached
             computed += filled
             cached += found
-            if filled - found > emitted and not did.drafted:
+            # a decode makes a token of each position; what finds something cached begins
+            if (found or filled > emitted) and not did.drafted:
                 prompt += filled - found
                 sought += filled
             if not emitted:

@@ -36,6 +36,7 @@ class Bench:
             R1, "i", kv_blocks=100, block_tokens=16, context_tokens=1000, max_slots=8
         )
         self.core.resync(1, 1)
+        self.cached = 0  # positions that each prefill finds in a prefix cache
 
     def hold(self, slot: int, prompt_tokens: int, name: str = "a") -> None:
         record = Record(
@@ -84,7 +85,8 @@ class Bench:
         for work in turn.work:
             tokens = (7,) if work.emits else ()
             end = FinishReason.LENGTH if tokens and work.limit == 1 else None
-            done.append(TurnDone(work.tokens, tokens, "a" if tokens else "", end))
+            cached = min(self.cached, work.tokens - 1)
+            done.append(TurnDone(work.tokens, tokens, "a" if tokens else "", end, cached=cached))
         ran = Ran(done, ended_s - began_s)
         finished = self.core.finish(
             done,
@@ -99,11 +101,18 @@ class Bench:
 
     def seen(self, name: str) -> tuple[float, float]:
         """The sum and the count of a histogram."""
+        rows = self._rows(name)
+        return rows["_sum"], rows["_count"]
+
+    def counted(self, name: str) -> float:
+        (counted,) = self._rows(name).values()
+        return counted
+
+    def _rows(self, name: str) -> dict[str, float]:
         (family,) = (one for one in self.registry.families() if one.name == name)
         ((labels, child),) = family.children.items()
         assert labels[-1] == R1
-        rows = {sample.suffix: sample.number for sample in child.samples()}
-        return rows["_sum"], rows["_count"]
+        return {sample.suffix: sample.number for sample in child.samples()}
 
 
 def test_a_requests_time_is_split_into_queue_prefill_and_decode() -> None:
@@ -146,3 +155,20 @@ def test_a_slot_that_is_given_again_has_none_of_its_former_requests_times() -> N
     bench.run({0: 8}, 50.0, 60.0)
     assert bench.seen(names.INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
     assert bench.seen(names.QUEUE_TIME) == (pytest.approx(51.0), 2)
+
+
+def test_prefix_hits_are_never_more_than_queries() -> None:
+    """Four equal prompts of ten full blocks and one token: of all but the first, the cache has the
+    ten blocks. Decodes ask nothing of it.
+    """
+    bench = Bench()
+    for slot in range(4):
+        bench.cached = 160 if slot else 0
+        bench.hold(slot, 161)
+        bench.run({slot: 161}, float(slot), slot + 1.0)
+    bench.run(dict.fromkeys(range(4), 1), 4.0, 5.0)
+    assert bench.counted(names.PREFIX_QUERIES) == 4 * 161
+    assert bench.counted(names.PREFIX_HITS) == 3 * 160
+    assert bench.counted(names.PROMPT_TOKENS) == 161 + 3 * 1
+    assert bench.counted(names.COMPUTED_TOKENS) == 161 + 3 * 1 + 4
+    assert bench.seen(names.CHUNK_TOKENS) == (164, 4)
