@@ -91,6 +91,7 @@ class DraftBench:
         self._now_s = time.thread_time if self.engine.device.type == "cpu" else time.perf_counter
         self._forward_s = 0.0
         of_engine: Any = self.engine
+        of_engine._clock = self._now_s  # of `drafted_s`
         for model in (of_engine._model, of_engine._draft._model):
             time_passes(model, self._now_s, self._note)
 

@@ -19,9 +19,9 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class DraftSpeed(Struct, frozen=True, kw_only=True):
-    """One batch of decodes, all of which draft; `budget` drafts are verified together. Tokens a
-    second (on a CPU, of CPU time); `yielded` tokens of a request and iteration. Of an iteration,
-    `drafted_s` (by the clock) passes before the target's pass, and `outside_s` outside both models.
+    """One batch of decodes, all of which draft; `budget` drafts are verified together. `yielded`
+    tokens of a request and iteration. Of an iteration, `drafted_s` passes before the target's pass,
+    and `outside_s` outside both models. On a CPU all seconds are of CPU time.
     """
 
     batch: int

@@ -1,20 +1,22 @@
 """The bench sees every pass of a model, and changes none."""
 
 import itertools
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from services.worker.draft_bench import time_passes  # noqa: E402
+from services.worker.draft_bench import DraftBench, time_passes  # noqa: E402
 from services.worker.engines.recorded_passes import _Recorded  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from shared.core.turn import Load, Work  # noqa: E402
 from shared.schemas import Sampling  # noqa: E402
 from shared.vocabulary import Slot  # noqa: E402
-from tests.services.worker.tiny_models import tiny_model  # noqa: E402
+from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 
 def tokens(engine: TorchEngine, iterations: int) -> list[list[int]]:
@@ -44,3 +46,21 @@ def test_a_recorded_pass_is_told_when_it_is_replayed() -> None:
     time_passes(model, lambda: float(next(clock)), told.append)
     passes._passes["size"].graph.replay()
     assert (replayed, told) == (["once"], [1.0])
+
+
+def test_drafting_is_a_part_of_its_iteration_on_a_busy_machine(tmp_path: Path) -> None:
+    """Each drafting waits for a core longer than a whole iteration computes: both are told in CPU
+    time.
+    """
+    target = tiny_model(tmp_path / "target", "Llama")
+    bench = DraftBench(target, near(tmp_path / "draft", target, 0.05), output_tokens=3)
+    of_engine: Any = bench.engine
+    draft = of_engine._draft.draft
+
+    def waits(asks: object) -> object:
+        time.sleep(0.1)
+        return draft(asks)
+
+    of_engine._draft.draft = waits
+    one = bench.engine_s(8, 16)
+    assert 0.0 < one.drafted_s < one.iteration_s
