@@ -33,6 +33,9 @@ class EngineFacts(NamedTuple):
     draft: DraftCost = 0.0
     # of its draft model's own KV; 0: there is none, or it is wherever the target's is
     draft_kv_blocks: int = 0
+    # the longest text with its drafts that its draft model reads, not announced; 0: as long as its
+    # own
+    draft_context_tokens: int = 0
     # it verifies chains of so many drafts at most, and no trees; 0: it verifies trees
     longest_chain: int = 0
     features: frozenset[str] = frozenset()  # of shared/features.py

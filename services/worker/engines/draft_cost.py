@@ -8,20 +8,28 @@ from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
-DECODES, PROMPT_TOKENS = 8, 48
+DECODES, PROMPT_TOKENS = 8, 48  # at most
 DEPTH = 3
-PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt
+PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt, at most
 
 
 def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
     """(step, read): a draft step for a few decodes as a fraction of the target's pass for them, and
     a token of a prompt that the draft reads as a fraction of the target's. The engine holds
-    nothing, before and after. It makes `depth` drafts at most.
+    nothing, before and after. It makes `depth` drafts at most. In short contexts, of either model,
+    prompts are shorter and rounds fewer.
 
-    The fastest of each kind counts: a busy machine makes some slow.
+    The fastest of each kind counts: a busy machine makes some slow. Where no request can have a
+    prompt and a round, the cost is DRAFT.
     """
     facts, depth = engine.facts, min(depth, DEPTH)
-    needed = -(-(PROMPT_TOKENS + 2 * (depth + 1) * ROUNDS) // facts.block_tokens)
+    context = min(facts.context_tokens, facts.draft_context_tokens or facts.context_tokens)
+    grows = depth + 2  # tokens that a round makes at most: one, then a chain and one
+    rounds = min(ROUNDS, context // 2 // grows - 1)
+    if rounds < 1:
+        return DRAFT
+    prompt_tokens = min(PROMPT_TOKENS, context - (rounds + 1) * grows)
+    needed = -(-(prompt_tokens + (rounds + 1) * grows) // facts.block_tokens)
     blocks = min(facts.kv_blocks, facts.draft_kv_blocks or facts.kv_blocks)
     slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, blocks // needed))]
     if not slots:  # drafts are for requests shorter than those
@@ -42,12 +50,12 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
     for seed in range(PROMPTS):
         for slot in slots:
             prompt = [  # that no prefix cache has
-                7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)
+                7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(prompt_tokens)
             ]
             engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), seed))
-        whole_s.append(run(PROMPT_TOKENS).exec_s)
+        whole_s.append(run(prompt_tokens).exec_s)
         read_s.append(run(depth + 1, depth).drafted_s)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             plain_s.append(run(1).exec_s)
             step_s.append(run(depth + 1, depth).drafted_s / depth)
         for slot in slots:

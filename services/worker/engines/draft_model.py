@@ -93,6 +93,11 @@ class DraftModel:
         return self._blocks.free
 
     @property
+    def context_tokens(self) -> int:
+        """The longest text, with its drafts, that the model reads."""
+        return self._model.context_tokens
+
+    @property
     def shared_blocks(self) -> int:
         """The blocks saved because slots share them: as in EngineState."""
         return self._blocks.shared

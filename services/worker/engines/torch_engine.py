@@ -124,6 +124,7 @@ class TorchEngine:
             end_of_thinking=tokenizer.end_of_thinking,
             draft=DRAFT if draft is not None else 0.0,
             draft_kv_blocks=0 if self._draft is None else self._draft.kv_blocks,
+            draft_context_tokens=0 if self._draft is None else self._draft.context_tokens,
             features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
         self._prefix_caching = prefix_caching

@@ -62,7 +62,7 @@ class VllmEngine:
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._max_depth: int = self._scheduler.num_spec_tokens
         # a request with its drafts is at most so long
-        self._longest = _longest(engine.vllm_config)
+        self._longest = longest(engine.vllm_config)
         self._slots: dict[Slot, _Slot] = {}
         self._loads = 0
         self._spare_blocks = self._pool.get_num_free_blocks() - facts.kv_blocks
@@ -292,7 +292,7 @@ class VllmEngine:
         return Done(state.computed - before, tokens, entry.drafts, likely, cached=cached)
 
 
-def _longest(config: Any) -> int:
+def longest(config: Any) -> int:
     """The number of tokens that a request with its drafts may have, in both models."""
     target: int = config.model_config.max_model_len
     drafts = config.speculative_config

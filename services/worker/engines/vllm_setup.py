@@ -95,7 +95,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
 
         from services.worker.engines.draft_cost import measure_draft
         from services.worker.engines.vllm_drafter import keep_back
-        from services.worker.engines.vllm_engine import VllmEngine
+        from services.worker.engines.vllm_engine import VllmEngine, longest
         from services.worker.engines.vllm_generators import keep_generators
         from services.worker.engines.vllm_scheduler import PlannedScheduler
     except Exception as error:  # libraries that do not fit each other raise anything
@@ -176,6 +176,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         features=features.ALL
         - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
         draft=DRAFT if scheduler.num_spec_tokens else 0.0,
+        draft_context_tokens=longest(config) if scheduler.num_spec_tokens else 0,
         longest_chain=scheduler.num_spec_tokens,
         adapters=tuple(cfg.adapters),
     )
