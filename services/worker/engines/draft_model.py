@@ -156,7 +156,9 @@ class DraftModel:
             held = self._held[slot]
             self._blocks.shrink(held.place, held.filled)
             if self._prefix_caching:
-                held.prefix.name(self._blocks, held.place, tokens, held.filled)
+                # the newest token is read again where no tree was verified (`_prepare`)
+                sure = min(held.filled, len(tokens) - 1)
+                held.prefix.name(self._blocks, held.place, tokens, sure)
 
     def check(self) -> None:
         """Raises AssertionError unless every block has its owners."""

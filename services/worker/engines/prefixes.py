@@ -35,7 +35,9 @@ class Prefix:
         return len(found) * self._block_tokens
 
     def name(self, blocks: Blocks, place: Place, tokens: Sequence[int], computed: int) -> None:
-        """The first `computed` tokens have their KV in `place`: their full blocks may be shared."""
+        """The first `computed` tokens have their KV in `place`, and nobody writes it again: their
+        full blocks may be shared.
+        """
         full = computed // self._block_tokens
         if full == self._named:
             return

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from shared.vocabulary import Slot
 
 torch = pytest.importorskip("torch")
 
+from services.worker.engines import draft_model  # noqa: E402
+from services.worker.engines.attention import Part, positions_of  # noqa: E402
 from services.worker.engines.paged import Blocks, Place  # noqa: E402
 from services.worker.engines.prefixes import Prefix  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
@@ -148,6 +151,43 @@ def test_the_drafts_prefixes_are_shared_too(model: Path) -> None:
         engine.release(Slot(slot))
     engine.check()
     assert draft.free_blocks == draft.kv_blocks
+
+
+def test_nobody_writes_to_a_shared_block_of_the_drafts_kv(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of four full blocks drafts, and its tree finds no room in the target's KV. Another
+    begins with the same text. Then the first drafts again, and reads its newest token again.
+    """
+    draft = draft_model.DraftModel(
+        model,
+        torch.device("cpu"),
+        torch.float32,
+        kv_blocks=40,
+        block_tokens=4,
+        vocabulary=261,
+        prefix_caching=True,
+    )
+    logits, written = draft._model.logits, list[int]()
+
+    def watched(ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]) -> Any:
+        written.extend(position // 4 for position in positions_of(parts)[1])
+        return logits(ids, parts, rows)
+
+    monkeypatch.setattr(draft._model, "logits", watched)
+    text = PROMPT[:16]
+    first = draft_model.Ask(Slot(0), text, 2, 1, 0.0)
+    other = draft_model.Ask(Slot(1), [*text, 3, 4, 5], 2, 1, 0.0)
+    with torch.inference_mode():
+        for ask in (first, other):
+            draft.draft([ask])
+            draft.keep([draft_model.Accepted(ask.slot, ask.tokens, [])])
+        shared = {block for block in range(draft.kv_blocks) if draft._blocks._owners[block] > 1}
+        assert len(shared) == draft.shared_blocks > 0
+        written.clear()
+        draft.draft([first])
+    assert written
+    assert not shared.intersection(written)
 
 
 @settings(deadline=None, print_blob=True, max_examples=50)
