@@ -102,6 +102,8 @@ def _turn_done(speaker: Speaker, work: Work, did: Done) -> TurnDone:
             (),
             speaker.finish(work.slot),
             FinishReason.INVALID,
+            did.drafted,
+            cached=did.cached,
             message=did.failed,
         )
     tokens, text, finish = _end(speaker, work, did.tokens)

@@ -6,9 +6,21 @@ from services.worker.engine import Done, EngineFacts, EngineState, Outcome, Refu
 from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.columns import pack, unpack_list
-from shared.core.turn import Finished, Load, Work
+from shared.core.replica import ReplicaCore
+from shared.core.replica_events import Acked, NeedResync, SendPlan, Synced
+from shared.core.turn import Finished, Load, Ran, Work
 from shared.core.worker import WorkerCore
-from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
+from shared.policy import registry
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    Body,
+    Hold,
+    HoldAccepted,
+    Record,
+    Sampling,
+    Selection,
+)
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
@@ -19,16 +31,19 @@ from shared.vocabulary import (
     Slo,
     Slot,
 )
+from tests.shared.policy.views import Linear
 
 NOW, PROMPT = 1000.0, 40
 
 
 class Picky:
     """An engine that refuses requests whose prompt begins with REFUSED, and gives up requests that
-    begin with HOPELESS once they run.
+    begin with HOPELESS once they run. It finds the beginning of CACHED prompts in its cache, and of
+    FORMATTED ones, whose first token cannot hold the format; those that begin with SPECULATING fail
+    so with the drafts behind their first token.
     """
 
-    REFUSED, HOPELESS, CACHED = 7, 8, 9
+    REFUSED, HOPELESS, CACHED, FORMATTED, SPECULATING = 7, 8, 9, 10, 11
     facts = EngineFacts("picky", "m", "p", 64, 16, 256, 8, 300, frozenset())
 
     def __init__(self) -> None:
@@ -49,6 +64,10 @@ class Picky:
 
     def _do(self, work: Work) -> Done:
         kind = self.loads[work.slot].tokens[0]
+        if kind == self.FORMATTED:
+            return Done(PROMPT, (97,), cached=PROMPT - work.tokens, failed="the format is too deep")
+        if kind == self.SPECULATING and work.tokens == 3:
+            return Done(2, (97, 97), drafted=2, failed="the format is too deep")
         if kind == self.HOPELESS:
             return Done(0, (), failed="its grammar cannot be compiled")
         if kind == self.CACHED and not work.emits:
@@ -74,6 +93,7 @@ class Worker:
         )
         self.core.resync(1, 1)
         self.engine, self.speaker = Picky(), Speaker(Tokenizer.builtin())
+        self.ran = Ran([], 0.0)  # the newest turn
         for slot, kind in enumerate(kinds):
             key = RequestKey(f"t.{slot}")
             record = Record(
@@ -118,10 +138,13 @@ class Worker:
             selection=Selection(method="chain", depth=column, width=column, budget_tokens=64)
             if drafts else None,
         )  # fmt: skip
+        return self.obey(plan)
+
+    def obey(self, plan: BatchPlan) -> Finished:
         assert self.core.plan(plan) is None
         turn = self.core.begin(now_unix_s=NOW)
         assert turn is not None
-        ran = take_turn(self.engine, self.speaker, turn)
+        ran = self.ran = take_turn(self.engine, self.speaker, turn)
         finished = self.core.finish(
             ran.done,
             started_unix_s=NOW,
@@ -183,6 +206,39 @@ def test_what_a_prefix_cache_had_is_in_the_ack_and_in_the_books() -> None:
     assert unpack_list(finished.ack.emitted) == [1, 0]
     assert worker.core.free_blocks == 64 - 3 - 1
     assert (finished.ack.exec_s, finished.ack.outside_s) == (0.004, 0.001)
+
+
+def test_a_request_that_fails_behind_a_cached_prefix_costs_its_replica_no_resync() -> None:
+    """Its chunk of 8 computes all 40 tokens of its prompt, since 32 are in the cache."""
+    worker = Worker(Picky.FORMATTED)
+    planner = ReplicaCore(registry.make("fcfs", {"chunk_tokens": "8"}), Linear(), epoch=1)
+    announce = Announce(
+        replica=ReplicaId("r1"), incarnation="i1", at_unix_s=NOW, model="m", engine="e",
+        profile="p", pool="", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8,
+        epoch=1,
+    )  # fmt: skip
+    core = worker.core
+    synced = Synced(announce, 1, core.next_seq, core.ack_seq, core.entries())
+    plan, *_ = (
+        action.plan
+        for action in planner.handle(synced, now_unix_s=NOW)
+        if isinstance(action, SendPlan)
+    )
+    finished = worker.obey(plan)
+    assert [over.message for over in finished.overs] == ["the format is too deep"]
+    actions = planner.handle(Acked(finished.ack), now_unix_s=NOW)
+    assert [action for action in actions if isinstance(action, NeedResync)] == []
+    planner.check()
+
+
+def test_what_was_drafted_for_a_request_that_fails_counts_as_drafted() -> None:
+    worker = Worker(Picky.SPECULATING)
+    worker.run((0, PROMPT))
+    finished = worker.run((0, 3), drafts=True)
+    assert [over.message for over in finished.overs] == ["the format is too deep"]
+    assert [(did.computed, did.drafted) for did in worker.ran.done] == [(2, 2)]
+    assert unpack_list(finished.ack.drafted) == [2]
+    assert (worker.core.counters.drafted, worker.core.counters.accepted) == (2, 1)
 
 
 def test_what_requests_share_is_in_the_ack_and_in_the_books() -> None:
