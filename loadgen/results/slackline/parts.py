@@ -185,8 +185,8 @@ matters to `mix` (1.5), and to short answers with a pace near a pass
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
 worth up to 1.5 and 1.0 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
-with the seeds of the first table; their share, without which some would wait for
-ever, costs 0.6 at most. The replica that is asked first matters little, since one that declines is
+with the seeds of the first table; their share, without which some would wait for ever, costs 0.6 at
+most. The replica that is asked first matters little, since one that declines is
 followed by another: up to 0.6 points. Promotion shows little.
 
 On a profile as flat as a CPU's, with paces that few decodes can keep, other parts count: the door
@@ -202,5 +202,11 @@ these cost was not looked for. Where a fifth of the requests are important, the 
 alone: others give up KV for them, which is worth 11.3 points. Where batch answers would fill little
 KV, that some is left to urgent requests is worth 6.6 points to chat and batch together, relegation
 1.1, and no other part more than 0.6.
+
+Smaller parts have no switch of their own: which answers in a hurry are let go, how long drafts last
+by size, by how much important requests are early, how late first tokens are made up for, the 8 ms
+of a token, and the blocks left to drafts. [slackline-leads.md](slackline-leads.md) and
+[decisions.md](decisions.md) have what they were worth when they came; the 8 ms were not tried by
+themselves.
 """,
 )
