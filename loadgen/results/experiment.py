@@ -48,6 +48,8 @@ FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
 SHORT_TTLT_S = 300.0
 SHORT_TTLT_VERSIONS = {"slackline": 45}
+# The same for those of them with a draft model and requests without a TTLT.
+SHORT_TTLT_DRAFT_VERSIONS = {"slackline": 46}
 # The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.
 SOON_S = 1.0
 SOON_VERSIONS = {"slackline": 44}
@@ -131,6 +133,8 @@ class Run(Struct, frozen=True, kw_only=True):
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
         if min(ttlts_s, default=math.inf) <= SHORT_TTLT_S:
             versions.append(SHORT_TTLT_VERSIONS.get(self.policy, VERSION))
+            if self.draft and len(ttlts_s) < len(slos):
+                versions.append(SHORT_TTLT_DRAFT_VERSIONS.get(self.policy, VERSION))
         ttfts_s = [slo.ttft_s for slo in slos if slo.ttft_s is not None]
         if len(set(paces_s)) > 1 and min(ttfts_s, default=SOON_S) < SOON_S:
             versions.append(SOON_VERSIONS.get(self.policy, VERSION))

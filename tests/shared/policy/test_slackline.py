@@ -172,6 +172,9 @@ def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() 
     assert together.tolist() == pytest.approx([patient_s] * 42)
     together = unhurried(seen, hurried, rows, waits=True, late=True).pace_s
     assert together.tolist() == pytest.approx([pass_s(42) / HASTE_IF_LATE] * 42)
+    seen.draft = Draft(Linear(), 0.1, 0.1)
+    together = unhurried(seen, hurried, rows, waits=True, late=True).pace_s
+    assert together.tolist() == pytest.approx([pass_s(42) / HASTE] * 42)
 
 
 def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> None:
