@@ -64,9 +64,10 @@ policy. `--list` says which sections have runs to repeat.
   to 6590 of loads drawn at random, 43 and 44 of six loads of the matrix at 1.2 times their rates,
   short answers on a profile as flat as a CPU's, and for whole answers loads of a script.
 - What changed on 2026-11-28 concerns
-  [paces beside whole answers](decisions.md#2026-11-28-paces-beside-whole-answers), and what counts
-  before a pace is given up. All runs with a TTLT, and those with several paces beside a short TTFT,
-  are of that day.
+  [paces beside whole answers](decisions.md#2026-11-28-paces-beside-whole-answers), what counts
+  before a pace is given up, and, where a TTLT is five minutes at most,
+  [what an answer in a hurry may cost](decisions.md#2026-11-28-what-an-answer-in-a-hurry-may-cost).
+  All runs with a TTLT, and those with several paces beside a short TTFT, are of that day.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths. Some of
   these stand below: 31 under Overload, 32 under What is misjudged, 33 under Ablation, 34 under
   Fleets, 35 under the rate at which it keeps 90 %, and 35 to 37 under Capacity.

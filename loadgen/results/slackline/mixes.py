@@ -151,8 +151,8 @@ SECTION = Section(
 One to three tiers each: tight (TTFT 0.3 to 2 s, TBT 25 to 60 ms), moderate (1 to 10 s, 50 to
 200 ms) or for whole answers (TTLT 20 to 600 s), a third of them important; seven workloads, three
 definitions, two or four replicas, some with a draft model, some in bursts; 0.6 to 1.6 times what
-the GPUs carry, roughly. {REQUESTS} requests a load. Requests whose SLO was met, in points; an
-important one counts as three.""",
+the GPUs carry, roughly. {REQUESTS} requests a load; the number before a tier is its weight.
+Requests whose SLO was met, in points; an important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
     discussion="""\

@@ -18,12 +18,13 @@ from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
-from shared.policy.seam import Choice, Observation, Phase, View
+from shared.policy.seam import DEFINITIONS, Choice, Observation, Phase, View
 from shared.policy.slackline.due import FAR_S, LOOSE_S
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import Slackline
+from shared.policy.slackline.token_windows import TEN
 from shared.tiers import DEFAULT, DEMO_3, Tier, TierSet
-from shared.vocabulary import Slo
+from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import NOW, Row, decode, entries, view
 
 # Requests a second that one A100 carries, roughly.
@@ -57,6 +58,9 @@ TIERS = {
         },
     ),
 }
+MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
+WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
+TTLT = DEFINITIONS.index(Definition.TTLT)
 ARRIVALS_S = 10.0
 CLOSE_S = 0.1  # an iteration that was under way
 # The best-effort requests of a replica wait for as long as the longest hundred iterations take, and
@@ -71,7 +75,7 @@ class Waits:
 
     beyond_first_s: float = 0.0  # a standard request without a token, beyond its TTFT or TTLT
     # from the newest token of a standard decode to the end of the iteration, beyond its pace, two
-    # passes of all, and its token's deadline
+    # passes of all, and the time that early tokens have earned it
     beyond_pace_s: float = 0.0
     unserved_s: float = 0.0  # best-effort requests, while none of them runs
     iteration_s: float = 0.0  # the longest
@@ -81,12 +85,13 @@ class Waits:
         now = seen.start_unix_s
         waits = ~seen.best_effort & (seen.phase != Phase.DECODE) & (seen.generated_tokens == 0)
         due = np.minimum(seen.first_due_unix_s, seen.last_due_unix_s)
-        self.beyond_first_s = max(self.beyond_first_s, _most(now - due[waits]))
+        # where `ttlt` judges, it waits for as long as a late first token can be made up for
+        dated = waits & ~((seen.definition == TTLT) & ~seen.has_ttlt)
+        self.beyond_first_s = max(self.beyond_first_s, _most(now - due[dated]))
         rows = (~seen.best_effort & (seen.phase == Phase.DECODE)).nonzero()[0]
         passes_s = 2 * seen.profile.batch_s(chunk.decodes_of(seen, rows))
         pace_s = np.maximum(np.minimum(seen.tightest_tbt_s[rows], LOOSE_S), passes_s)
-        # the time that early tokens have earned: all tiers here are judged by deadlines
-        earned_s = seen.next_due_unix_s[rows] - seen.newest_token_unix_s[rows]
+        earned_s = _earned_s(seen, rows)
         pace_s = np.maximum(pace_s, np.where(np.isfinite(earned_s), earned_s, 0.0))
         length_s = _length_s(seen, choice)
         ends_unix_s = now + length_s
@@ -99,6 +104,15 @@ class Waits:
         else:
             self.since_unix_s = min(self.since_unix_s, now)
             self.unserved_s = max(self.unserved_s, now - self.since_unix_s)
+
+
+def _earned_s(seen: View, rows: chunk.Rows) -> np.ndarray:
+    """[rows] the longest time from the newest token to the next one, by what judges the request."""
+    by, tbt_s = seen.definition[rows], seen.tbt_s[rows]
+    newest = seen.newest_token_unix_s[rows]
+    by_mean = seen.first_token_unix_s[rows] + seen.generated_tokens[rows] * tbt_s - newest
+    by_deadline = seen.next_due_unix_s[rows] - newest
+    return np.select([by == MEAN, by == WINDOWS], [by_mean, TEN * tbt_s], by_deadline)
 
 
 def _length_s(seen: View, choice: Choice) -> float:
@@ -143,29 +157,34 @@ def watched() -> Iterator[dict[int, Waits]]:
     times=st.sampled_from((1.5, 2.0, 3.0, 4.0)),
     important=st.sampled_from((0.0, 0.2)),
     kv_blocks=st.sampled_from((0, LITTLE_KV_BLOCKS)),  # 0: those of the profile
+    definition=st.sampled_from(Definition),
     seed=st.integers(0, 999),
 )
-@example(tiers="whole", workload="chatbot", times=4.0, important=0.0, kv_blocks=0, seed=1)
-@example(
-    tiers="demo-3",
-    workload="sharegpt",
-    times=1.5,
-    important=0.0,
-    kv_blocks=LITTLE_KV_BLOCKS,
-    seed=0,
-)  # a prompt that KV has no room for is given up in time
-@example(tiers="beside", workload="chatbot", times=3.0, important=0.0, kv_blocks=0, seed=0)
+@example("whole", "chatbot", 4.0, 0.0, 0, Definition.DEADLINE, 1)
+# a prompt that KV has no room for is given up in time
+@example("demo-3", "sharegpt", 1.5, 0.0, LITTLE_KV_BLOCKS, Definition.DEADLINE, 0)
+@example("beside", "chatbot", 3.0, 0.0, 0, Definition.DEADLINE, 0)
+@example("beside", "sharegpt", 2.0, 0.0, 0, Definition.MEAN_TPOT, 1)
+@example("tight", "chatbot", 2.0, 0.2, 0, Definition.MAX_TPOT_10, 1)
+@example("tight", "mix", 2.0, 0.0, 0, Definition.TTLT, 1)
 def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
-    tiers: str, workload: str, times: float, important: float, kv_blocks: int, seed: int
+    tiers: str,
+    workload: str,
+    times: float,
+    important: float,
+    kv_blocks: int,
+    definition: Definition,
+    seed: int,
 ) -> None:
     arrivals_s = draw_arrivals(Gaps(), CARRIED_RPS[workload] * times, ARRIVALS_S, seed)
     lengths = named_workload(workload, 8192)
-    requests = plan_requests(arrivals_s, lengths, TIERS[tiers], seed, important=important)
+    judged = TIERS[tiers].judged_by(definition)
+    requests = plan_requests(arrivals_s, lengths, judged, seed, important=important)
     deployment = Deployment(
         "slackline", "a100-llama3-8b", facts=ReplicaFacts(kv_blocks=kv_blocks), draft=0.0
     )
     with watched() as found:
-        result = simulate(Traffic(requests, TIERS[tiers], seed), deployment, RunOptions())
+        result = simulate(Traffic(requests, judged, seed), deployment, RunOptions())
     assert result.finished == len(requests)
     for waits in found.values():
         assert waits.beyond_first_s < CLOSE_S

@@ -152,7 +152,7 @@ def test_with_exact_predictions_what_is_taken_is_served_in_time(
 
     *Whole answers* beside these are not drawn: there the property does not hold. A whole answer is
     taken in any case, and once some are nearly late the iterations are short for their sake, while
-    paced decodes sit out. On 69 such loads 103 requests missed their pace, in 6 runs, 49 in one.
+    paced decodes sit out: of 24,353 requests of 100 such loads 9 missed their pace.
     """
     tiers = TierSet(
         name="paces",
