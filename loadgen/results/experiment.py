@@ -42,10 +42,10 @@ DEADLINE_VERSIONS = {"slackline": 40}
 # The same for runs in which windows judge a pace below HARD_S, with a draft model.
 HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
-# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older; and for those with
-# one of minutes at most: the others are in no hurry.
+# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
 FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
+# The same for runs with a TTLT of SHORT_TTLT_S at most. No answer with a longer one is in a hurry.
 SHORT_TTLT_S = 300.0
 SHORT_TTLT_VERSIONS = {"slackline": 45}
 # The same for those of them with a draft model and requests without a TTLT.

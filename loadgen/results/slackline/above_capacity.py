@@ -71,8 +71,8 @@ important.""",
     discussion="""\
 At every rate `slackline` is ahead of all three others. It was to come within three points of the
 bound. On QoServe's loads it does (2.3 at most). On ChatBot and Mixed it is 7 to 25 points from it.
-There the bound says little: it is 97.5 to 100 % but at twice the rate, and it knows which requests
-will come and how long each output is. [Below](#overload-for-half-an-hour) are longer runs.
+There the bound says little below twice the rate, where it is 97.5 to 100 %; and it knows which
+requests will come and how long each output is. [Below](#overload-for-half-an-hour) are longer runs.
 
 Of the important requests 96 to 100 % are kept at every rate, and of QoServe's all but a few at
 twice the rate. On ChatBot and Mixed not all are kept: a request that has begun to decode gives up

@@ -170,12 +170,12 @@ Over vLLM and Sarathi 2.5 was aimed at in geometric mean. With at most 1 % viola
 With 10 % it is not, and of the six Coder alone exceeds it. With seed 35, at 2.5 times the rate of
 theirs, no scheduler without a draft model violates less than 12.2 % of Summarizer, 9.2 of Mixed and
 7.8 of ChatBot, even if it knows the future ([bound.md](bound.md); a script, 2026-11-27); on the
-other three the bound excludes nothing.
-Over `qoserve` on ShareGPT 1.25 was aimed at, and 1.19 was found; there the bound excludes nothing,
-either. QoServe's code and conversations are not here: for
-[half an hour](#overload-for-half-an-hour) `slackline` keeps more than 99 % of them at half as much
-again as QoServe carries, so a search takes hours of a processor for each seed. For the same reason
-ShareGPT has one seed.
+other three the bound excludes nothing. Over `qoserve` on ShareGPT 1.25 was aimed at, and 1.19 was
+found; there the bound excludes nothing, either.
+
+QoServe's code and conversations are not here. For [half an hour](#overload-for-half-an-hour)
+`slackline` keeps more than 99 % of them at half as much again as QoServe carries, so their rates
+would have to be sought with longer runs. ShareGPT has one seed, since a seed takes half an hour.
 
 The seeds are not fresh: with 31 to 37 the rule for windows of ten was chosen, at other rates and
 lengths.

@@ -392,7 +392,7 @@ class Slackline:
         work = work_of_rows(view, due, queue, prices)
         early = favoured(work)
         gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
-        lost, late = bool(np.count_nonzero(gone)), queue[gone]
+        lost, giving_way = bool(np.count_nonzero(gone)), queue[gone]
         relegated, hopeful = queue[:0], np.zeros(len(queue), dtype=np.bool_)
         if lost and Part.RELEGATION in self._parts:
             hope = hope_unix_s(view, queue, self._lengths, self._step_s)
@@ -418,7 +418,7 @@ class Slackline:
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
             queue = self._room.beginning(view, queue, due_s)
-        return Weighed(queue, relegated, late, token_due_s, put_off_s, latest_s, until_s)
+        return Weighed(queue, relegated, giving_way, token_due_s, put_off_s, latest_s, until_s)
 
     def _passes(
         self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
