@@ -85,7 +85,8 @@ _TTLT = DEFINITIONS.index(Definition.TTLT)
 # Weight of one iteration in the mean duration of iterations.
 STEP_WEIGHT = 0.005
 # The share of the time until a TTLT from which on the work before it counts as a burden, and the
-# seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
+# seconds by which each of its tokens then puts a request back behind others ([qoserve] section
+# 3.6).
 BURDEN = 0.25
 BEHIND_S = 0.008
 # Requests without a TTLT are expected for so long after the last one.
@@ -405,7 +406,7 @@ class Slackline:
             if burdened or not np.count_nonzero(whole):
                 put_off_s = put_off_by_deadline(view, token_due_s)
             if burdened:
-                work = work._replace(due_s=_put_back(view, due, queue, work))
+                work = work._replace(due_s=_put_back(view, due, queue, work, lost=lost))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         elif np.count_nonzero(hopeful):
@@ -522,8 +523,13 @@ def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | 
     return np.where(gone, -value, 0.0), turns
 
 
-def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
-    """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
+def _put_back(view: View, due: Due, queue: Rows, work: Work, *, lost: bool) -> Floats:
+    """[queue] when each is due, for the order: later by each token of its prompt and its output,
+    where it has a TTLT ([qoserve] Eq. 5). `lost`: not all can be in time. Then the others of the
+    least importance come later by each token of their prompt (Eq. 4).
+    """
     whole = view.has_ttlt[queue]
-    left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
-    return work.due_s + np.where(whole, BEHIND_S * left, 0.0)
+    tokens = view.target_tokens[queue] - view.computed_tokens[queue]
+    tokens = tokens + np.where(whole, due.output_tokens[queue], 0.0)
+    behind = whole | (work.value == work.value.min()) if lost else whole
+    return work.due_s + np.where(behind, BEHIND_S * tokens, 0.0)
