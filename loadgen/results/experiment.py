@@ -48,11 +48,7 @@ TTLT_VERSIONS = {"slackline": 43}
 # The same for runs with a TTLT of SHORT_TTLT_S at most. No answer with a longer one is in a hurry.
 SHORT_TTLT_S = 300.0
 SHORT_TTLT_VERSIONS = {"slackline": 45}
-# The same for runs of the whole policy with a TTLT and requests without one, but for those of
-# HALF_AN_HOUR_S and more and those of a search for a capacity, which are older.
-HALF_AN_HOUR_S = 1800.0
-BOTH_VERSIONS = {"slackline": 48}
-# The same for those of SHORT_TTLT_S with a draft model and requests without a TTLT.
+# The same for those of them with a draft model and requests without a TTLT.
 SHORT_TTLT_DRAFT_VERSIONS = {"slackline": 46}
 # The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.
 SOON_S = 1.0
@@ -135,9 +131,6 @@ class Run(Struct, frozen=True, kw_only=True):
         ttlts_s = [slo.ttlt_s for slo in slos if slo.ttlt_s is not None]
         if ttlts_s and self.duration_s < FOUR_HOURS_S:
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
-        both, searched = 0 < len(ttlts_s) < len(slos), self.most_violated < 1.0
-        if both and not self.settings and not searched and self.duration_s < HALF_AN_HOUR_S:
-            versions.append(BOTH_VERSIONS.get(self.policy, VERSION))
         if min(ttlts_s, default=math.inf) <= SHORT_TTLT_S:
             versions.append(SHORT_TTLT_VERSIONS.get(self.policy, VERSION))
             if self.draft and len(ttlts_s) < len(slos):

@@ -84,10 +84,9 @@ _TTLT = DEFINITIONS.index(Definition.TTLT)
 
 # Weight of one iteration in the mean duration of iterations.
 STEP_WEIGHT = 0.005
-# The share of the time until a TTLT from which on the work before it counts as a burden, that from
-# which on requests without a TTLT give it time, too, and the seconds by which each of its tokens
-# then puts a request back behind others ([qoserve] section 3.6).
-BURDEN, HEAVY = 0.25, 0.75
+# The share of the time until a TTLT from which on the work before it counts as a burden, and the
+# seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
+BURDEN = 0.25
 BEHIND_S = 0.008
 # Requests without a TTLT are expected for so long after the last one.
 LATELY_S = 60.0
@@ -402,13 +401,11 @@ class Slackline:
         work, whole = early, view.has_ttlt[queue]
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
-            burden = _burden(whole, work)
-            burdened = burden >= BURDEN
+            burdened = _burdened(whole, work)
             if burdened or not np.count_nonzero(whole):
                 put_off_s = put_off_by_deadline(view, token_due_s)
             if burdened:
-                heavy = burden >= HEAVY
-                work = work._replace(due_s=_put_back(view, due, queue, work, heavy=heavy))
+                work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         elif np.count_nonzero(hopeful):
@@ -496,18 +493,18 @@ def _counts(view: View) -> Bools:
     return dated & ~view.has_ttlt & ~catches_up(view)
 
 
-def _burden(whole: Bools, work: Work) -> float:
-    """The most that the work before a TTLT takes of the time until then; 0 where it is less than a
-    burden. `whole`: of which prefills the SLO has one.
+def _burdened(whole: Bools, work: Work) -> bool:
+    """The work before some TTLT takes up a good share of the time until then. `whole`: of which
+    prefills the SLO has one.
     """
     if not np.count_nonzero(whole):
-        return 0.0
+        return False
     # all that waits is none; half, so that no rounding counts
     if work.seconds.sum() < BURDEN / 2 * work.due_s[whole].min():
-        return 0.0
+        return False
     order = work.due_s.argsort(kind="stable")
     share = work.seconds[order].cumsum() / np.maximum(work.due_s[order], 1e-6)
-    return float(share[whole[order]].max())
+    return float(share[whole[order]].max()) >= BURDEN
 
 
 def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | Bools, ...]:
@@ -525,13 +522,8 @@ def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | 
     return np.where(gone, -value, 0.0), turns
 
 
-def _put_back(view: View, due: Due, queue: Rows, work: Work, *, heavy: bool) -> Floats:
-    """[queue] when each is due, for the order: later by each token of its prompt and its output,
-    where it has a TTLT ([qoserve] Eq. 5). `heavy`: the others of the least importance come later,
-    too, by each token of their prompt (Eq. 4).
-    """
+def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
+    """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
     whole = view.has_ttlt[queue]
-    tokens = view.target_tokens[queue] - view.computed_tokens[queue]
-    tokens = tokens + np.where(whole, due.output_tokens[queue], 0.0)
-    behind = whole | (work.value == work.value.min()) if heavy else whole
-    return work.due_s + np.where(behind, BEHIND_S * tokens, 0.0)
+    left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
+    return work.due_s + np.where(whole, BEHIND_S * left, 0.0)

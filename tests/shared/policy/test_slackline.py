@@ -565,24 +565,6 @@ def test_of_whole_answers_that_may_be_late_the_more_important_run_first() -> Non
     assert order(*alike, new)[0] == 3
 
 
-@pytest.mark.parametrize("importance", [1.0, 2.0])
-def test_long_prompts_go_behind_short_ones_where_whole_answers_cannot_all_be_in_time(
-    importance: float,
-) -> None:
-    """Those with a TTFT, too, unless they are more important."""
-    long = Row(slot=1, target=1500, ttft_s=2.0, tbt_s=0.2, importance=importance)
-    short = Row(slot=2, target=500, ttft_s=3.0, tbt_s=0.2)
-    behind = [Row(slot=n, target=4000, ttlt_s=12.0) for n in range(3, 3 + 60)]
-
-    def first(*others: Row) -> int:
-        [choice] = registry.make("slackline").plan(view([long, short, *others], capacity=100_000))
-        return int(choice.slots[0])
-
-    assert first() == 1  # by due times
-    assert first(*behind[:12]) == 1  # all can be in time
-    assert first(*behind) == (2 if importance == 1.0 else 1)
-
-
 # ---------------------------------------------------------------- KV
 
 
