@@ -221,9 +221,9 @@ def test_what_a_search_has_found_gets_no_worse(workload: str, load: Load, most: 
     assert missed is not None and missed <= most
 
 
-def test_overload_of_minutes_gets_no_worse() -> None:
-    """It is longer than what a search looks at, and not mended (docs/slackline.md): long prompts of
-    chat come in time at the cost of several short ones. Of 1,563 requests qoserve loses 113.
+def test_overload_for_minutes_gets_no_worse() -> None:
+    """This load is longer than those of a search. It is not mended (docs/slackline.md, "Where it is
+    not better"): of its 1,563 requests qoserve loses 113.
     """
     named = {
         "chat": Tier(slo=Slo(ttft_s=6.0, tbt_s=0.05)),
