@@ -44,7 +44,7 @@ HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
 # The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
 FOUR_HOURS_S = 4 * 3600.0
-TTLT_VERSIONS = {"slackline": 43}
+TTLT_VERSIONS = {"slackline": 49}
 # The same for runs with a TTLT of SHORT_TTLT_S at most. No answer with a longer one is in a hurry.
 SHORT_TTLT_S = 300.0
 SHORT_TTLT_VERSIONS = {"slackline": 45}

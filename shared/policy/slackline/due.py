@@ -154,9 +154,7 @@ def hope_unix_s(
     """[rows] when the prefill must have ended for a short output to be in time, or for one of so
     many `means` to catch up. `step_s`: as in `due_of_rows`.
     """
-    mean = lengths.mean(view.applications)[view.application[rows]]
-    mean = np.minimum(mean, view.max_tokens[rows])
-    mean = np.maximum(mean - view.generated_tokens[rows], 1.0)
+    mean = _mean_left(view, rows, lengths)
     last_unix_s = view.last_due_unix_s[rows] - SHORT * mean * step_s
     first_unix_s = view.next_due_unix_s[rows]
     able = catches_up(view)[rows]
@@ -165,6 +163,23 @@ def hope_unix_s(
         first_unix_s[able] += gains_s
     hope: Floats = np.minimum(first_unix_s, last_unix_s)
     return hope
+
+
+def likely_unix_s(view: View, rows: Rows, lengths: OutputLengths, step_s: float) -> Floats:
+    """[rows] when the prefill must have ended for an output of the mean to be in time. `step_s`: as
+    in `due_of_rows`.
+    """
+    output_s = STEP_MARGIN * step_s * _mean_left(view, rows, lengths)
+    likely: Floats = np.minimum(view.next_due_unix_s[rows], view.last_due_unix_s[rows] - output_s)
+    return likely
+
+
+def _mean_left(view: View, rows: Rows, lengths: OutputLengths) -> Floats:
+    """[rows] the tokens still to come of an output of the mean, one at least."""
+    mean = lengths.mean(view.applications)[view.application[rows]]
+    mean = np.minimum(mean, view.max_tokens[rows])
+    left: Floats = np.maximum(mean - view.generated_tokens[rows], 1.0)
+    return left
 
 
 def due_of_offers(

@@ -97,6 +97,20 @@ def give_way(work: Work, early: Work, passes: Passes) -> Bools:
     return gone
 
 
+def look_again(work: Work, gone: Bools, again: Bools, due_s: Floats, passes: Passes) -> Bools:
+    """[prefills] the mask of those that give way, once those in `again` are due by `due_s` [again]:
+    the ones that can be in time then, with nobody else late for them, stay. `gone`: as `give_way`
+    has it.
+    """
+    tried = (~gone | again).nonzero()[0]
+    later = work.due_s.copy()
+    later[again] = due_s
+    value = np.where(again, work.value - np.ptp(work.value) - 1.0, work.value)
+    found = gone.copy()
+    found[tried] = _late(work._replace(due_s=later, value=value).taken(tried), passes)
+    return gone & found
+
+
 def _late(work: Work, passes: Passes) -> Bools:
     """The same by these due times. Only the LOOKS first to be due are weighed against each other;
     of the others those that could not be in time even alone give way.

@@ -52,12 +52,14 @@ from shared.policy.slackline.due import (
     hope_unix_s,
     in_haste,
     left_s,
+    likely_unix_s,
     put_off_by_deadline,
     put_off_by_mean,
     sits_out_until_s,
     token_due_unix_s,
 )
-from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
+from shared.policy.slackline.forecast import Passes, Work, favoured, give_way, look_again
+from shared.policy.slackline.given_up import GivenUp
 from shared.policy.slackline.hurry import without_hurry
 from shared.policy.slackline.iteration import (
     FIRST,
@@ -153,6 +155,7 @@ class Slackline:
         self._owed = Owed()
         self._windows = Windows()
         self._demand = Demand()
+        self._given_up = GivenUp()
         self._gave_way_unix_s = -math.inf  # when a request last gave way to others
         self._parts = frozenset(Part) - {settings.without}
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
@@ -167,6 +170,8 @@ class Slackline:
             for n, offer in enumerate(offers)
             if answers[n].accepted and offer.service_class is ServiceClass.STANDARD
         ]
+        whole = sum(offers[n].slo.ttlt_s is not None for n in asked)
+        self._given_up.came(whole, view.start_unix_s)
         if not asked or Part.DOOR not in self._parts:
             return answers
         waits = [can_wait(offers[n].slo) for n in asked]
@@ -223,6 +228,8 @@ class Slackline:
             if due is not before:
                 weighed = self._weighed(view, due, decodes, waiting, prices)
         if len(weighed.relegated):
+            whole = int(np.count_nonzero(view.has_ttlt[weighed.relegated]))
+            self._given_up.gave_up(whole, view.start_unix_s)
             self._gave_way_unix_s = view.start_unix_s
             gone = weighed.relegated[_counts(view)[weighed.relegated]]
             self._demand.taken(-float(view.importance[gone].sum()), view.start_unix_s)
@@ -391,7 +398,16 @@ class Slackline:
             return Weighed(queue, queue, queue, token_due_s, put_off_s, latest_s, until_s)
         work = work_of_rows(view, due, queue, prices)
         early = favoured(work)
-        gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
+        passes = self._passes(view, due, decodes, latest_s, prices)
+        gone = give_way(work, early, passes)
+        again = gone & view.has_ttlt[queue]
+        if np.count_nonzero(again):
+            likely = likely_unix_s(view, queue[again], self._lengths, self._step_s)
+            later_s = np.maximum(work.due_s[again], likely - view.start_unix_s)
+            gone = look_again(work, gone, again, later_s, passes)
+            due_s = early.due_s.copy()
+            due_s[again] = np.where(gone[again], due_s[again], later_s)
+            early = early._replace(due_s=due_s)
         lost, giving_way = bool(np.count_nonzero(gone)), queue[gone]
         relegated, hopeful = queue[:0], np.zeros(len(queue), dtype=np.bool_)
         if lost and Part.RELEGATION in self._parts:
@@ -405,7 +421,8 @@ class Slackline:
             if burdened or not np.count_nonzero(whole):
                 put_off_s = put_off_by_deadline(view, token_due_s)
             if burdened:
-                work = work._replace(due_s=_put_back(view, due, queue, work))
+                paced = self._given_up.many(view.start_unix_s)
+                work = work._replace(due_s=_put_back(view, due, queue, work, paced=paced))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         elif np.count_nonzero(hopeful):
@@ -522,8 +539,13 @@ def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | 
     return np.where(gone, -value, 0.0), turns
 
 
-def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
-    """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
+def _put_back(view: View, due: Due, queue: Rows, work: Work, *, paced: bool) -> Floats:
+    """[queue] when each is due, for the order: later by each token, where it has a TTLT. `paced`:
+    also by each token of the prompt where it has none, of the least important.
+    """
     whole = view.has_ttlt[queue]
-    left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
-    return work.due_s + np.where(whole, BEHIND_S * left, 0.0)
+    left = view.target_tokens[queue] - view.computed_tokens[queue]
+    tokens = np.where(whole, left + due.output_tokens[queue], 0.0)
+    if paced:
+        tokens = np.where(whole | (work.value > work.value.min()), tokens, left)
+    return work.due_s + BEHIND_S * tokens
