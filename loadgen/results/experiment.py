@@ -44,12 +44,13 @@ HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
 # The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
 FOUR_HOURS_S = 4 * 3600.0
-TTLT_VERSIONS = {"slackline": 49}
+TTLT_VERSIONS = {"slackline": 43}
+# The same for those of them that are so long: before, no answer with a TTLT of minutes gives way.
+LONG_S = 900.0
+LONG_TTLT_VERSIONS = {"slackline": 49}
 # The same for runs with a TTLT of SHORT_TTLT_S at most. No answer with a longer one is in a hurry.
 SHORT_TTLT_S = 300.0
-SHORT_TTLT_VERSIONS = {"slackline": 45}
-# The same for those of them with a draft model and requests without a TTLT.
-SHORT_TTLT_DRAFT_VERSIONS = {"slackline": 46}
+SHORT_TTLT_VERSIONS = {"slackline": 49}
 # The same for runs with several paces and a TTFT below SOON_S, which some prompts cannot keep.
 SOON_S = 1.0
 SOON_VERSIONS = {"slackline": 44}
@@ -131,10 +132,10 @@ class Run(Struct, frozen=True, kw_only=True):
         ttlts_s = [slo.ttlt_s for slo in slos if slo.ttlt_s is not None]
         if ttlts_s and self.duration_s < FOUR_HOURS_S:
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
+            if self.duration_s >= LONG_S:
+                versions.append(LONG_TTLT_VERSIONS.get(self.policy, VERSION))
         if min(ttlts_s, default=math.inf) <= SHORT_TTLT_S:
             versions.append(SHORT_TTLT_VERSIONS.get(self.policy, VERSION))
-            if self.draft and len(ttlts_s) < len(slos):
-                versions.append(SHORT_TTLT_DRAFT_VERSIONS.get(self.policy, VERSION))
         ttfts_s = [slo.ttft_s for slo in slos if slo.ttft_s is not None]
         if len(set(paces_s)) > 1 and min(ttfts_s, default=SOON_S) < SOON_S:
             versions.append(SOON_VERSIONS.get(self.policy, VERSION))

@@ -7,7 +7,7 @@ import math
 # What came or was given up counts for 1/e after so many seconds.
 FADES_S = 60.0
 # From this share on they are many.
-MANY = 0.05
+MANY = 0.15
 
 
 class GivenUp:
