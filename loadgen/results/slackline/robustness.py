@@ -89,8 +89,8 @@ within minutes beside tight requests, at {MIX_RPS:g} requests/s.""",
     hours=0.5,
     render=render,
     discussion="""\
-Misjudged output lengths cost nothing to 0.8 points: the policy uses them for whole answers, which
-the last load has, and to reckon what a pace serves. Of that load they cost `slos_serve` 10.7 points
+Misjudged output lengths cost 0.1 points at most: the policy uses them for whole answers, which the
+last load has, and to reckon what a pace serves. Of that load they cost `slos_serve` 10.7 points
 where outputs are half as long as lately. Engines that are 15 % slower than their profile cost
 `slackline` up to 4.5 points, and `slos_serve` up to 10.7. Bursts cost most: 15.1 points of Mixed,
 11.2 of Ascendra's and 5.1 of Coder. It is ahead of both others in all rows but QoServe's: there
