@@ -176,15 +176,15 @@ TTLT of ten minutes.""",
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
 have prefills alone, and drafts where paces need them (AdaServe's load). That a TTLT may not shorten
-every iteration matters to whole answers beside tight requests: 4.1 points of `mix`. What early
+every iteration matters to whole answers beside tight requests: 4.5 points of `mix`. What early
 tokens earn matters most where windows of ten judge short prompts: 3.3 points of Reasoning, and with
 the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
-matters to `mix` (1.6), and to short answers with a pace near a pass
+matters to `mix` (1.8), and to short answers with a pace near a pass
 ([decisions.md](decisions.md#2026-11-27-earned-time-where-no-prefill-waits)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
-worth up to 1.5 and 1.6 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
+worth up to 1.5 and 0.8 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
 with the seeds of the first table; their share, without which some would wait for ever, costs 0.6 at
 most. The replica that is asked first matters little, since one that declines is
 followed by another: up to 0.6 points. Promotion shows little.
@@ -203,9 +203,10 @@ alone: others give up KV for them, which is worth 11.3 points. Where batch answe
 KV, that some is left to urgent requests is worth 6.6 points to chat and batch together, relegation
 1.1, and no other part more than 0.6.
 
-Smaller parts have no switch of their own: which answers in a hurry are let go, how long drafts last
-by size, by how much important requests are early, how late first tokens are made up for, the 8 ms
-of a token, and the blocks left to drafts. [slackline-leads.md](slackline-leads.md) and
+Smaller parts have no switch of their own: which answers in a hurry are let go, the second look at
+those that give way, how long drafts last by size, by how much important requests are early, how
+late first tokens are made up for, the 8 ms of a token and for whom they count, and the blocks left
+to drafts. [slackline-leads.md](slackline-leads.md) and
 [decisions.md](decisions.md) have what they were worth when they came; the 8 ms were not tried by
 themselves.
 """,
