@@ -369,11 +369,14 @@ def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: 
     # wait
     whole = rows[np.isfinite(seen.last_due_unix_s[rows])]
     due.pace_s[whole[due.pace_s[whole].argsort()][:-1]] = LOOSE_S
-    # where some cannot be in time, a TTLT leaves time for a pass of all decodes
+    # where some cannot be in time, which may be, a TTLT leaves time for a pass of all decodes
     waiting = ((seen.phase != Phase.DECODE) & ~seen.best_effort).nonzero()[0]
     work = work_of_rows(seen, due, waiting, prices_of(seen.profile))
     all_in_time = 3 * work.seconds.sum() + 1.0 < work.due_s.min(initial=np.inf)
-    due = unhurried(seen, due, rows, waits=len(waiting) > 0, late=not all_in_time)
+    waits = len(waiting) > 0
+    calm = unhurried(seen, due, rows, waits=waits)
+    late = calm if all_in_time else unhurried(seen, due, rows, waits=waits, late=True)
+    due = due._replace(pace_s=np.maximum(calm.pace_s, late.pace_s))
     token_due_s = token_due_unix_s(seen, due) - NOW
     # the decodes may take longer than any pace asks for: then nothing else runs beside them
     least_s = seen.profile.batch_s(chunk.decodes_of(seen, rows)) + MARGIN_S
@@ -546,17 +549,19 @@ def test_a_best_effort_prefill_that_can_be_in_time_again_is_promoted() -> None:
 
 
 def test_of_whole_answers_that_may_be_late_the_more_important_run_first() -> None:
-    """Their prefills should have ended. A short output would still be in time, and one that has
-    only come waits for those that are more important than it is.
+    """Their prefills should have ended. An output of the mean would be late, a short one in time.
+    One that has only come waits for those that are more important than it is.
     """
     late = [Row(slot=n, target=2000, arrived_s=-16.0 - n, ttlt_s=20.0) for n in range(3)]
     late[2] = replaced(late[2], importance=2.0)
     new = Row(slot=3, target=2000, ttlt_s=20.0)
 
     def order(*rows: Row) -> list[int]:
-        seen = view(rows)
-        seen.applications = ("",)
-        [choice] = registry.make("slackline").plan(seen)
+        policy = registry.make("slackline")
+        ended = [Ended("a", 100, 500, 200)] * 10
+        shape = BatchShape(decodes=1)
+        policy.observe(Observation(NOW, shape, 0.02, 0.02, ended, iterations=1000))
+        [choice] = policy.plan(view(rows))
         return [int(slot) for slot in choice.slots]
 
     assert order(*late, new)[0] == 2
