@@ -1,10 +1,10 @@
 """`slackline`: one policy for every load, without a constant to set. docs/slackline.md derives it.
 
 Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
-and its price (work_ahead.py, price.py), the requests that give way (forecast.py), those too many
-for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), KV (room.py,
-kv_in_time.py, claims.py), one iteration (iteration.py, token_order.py), its drafts (drafts.py,
-lasting.py, yields.py).
+and its price (work_ahead.py, price.py), the requests that give way (forecast.py, given_up.py),
+those too many for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), KV
+(room.py, kv_in_time.py, claims.py), one iteration (iteration.py, token_order.py), its drafts
+(drafts.py, lasting.py, yields.py).
 """
 
 import math
