@@ -45,7 +45,8 @@ HARD_WINDOWS_VERSIONS = {"slackline": 42}
 # The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
 FOUR_HOURS_S = 4 * 3600.0
 TTLT_VERSIONS = {"slackline": 43}
-# The same for those of them that are so long: before, no answer with a TTLT of minutes gives way.
+# The same for those of them that last so long. Shorter ones have the same figures as before, but
+# for those with a TTLT of SHORT_TTLT_S at most.
 LONG_S = 900.0
 LONG_TTLT_VERSIONS = {"slackline": 49}
 # The same for runs with a TTLT of SHORT_TTLT_S at most. No answer with a longer one is in a hurry.

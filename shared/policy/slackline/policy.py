@@ -400,7 +400,8 @@ class Slackline:
         early = favoured(work)
         passes = self._passes(view, due, decodes, latest_s, prices)
         gone = give_way(work, early, passes)
-        again = gone & view.has_ttlt[queue]
+        whole = view.has_ttlt[queue]
+        again = gone & whole
         if np.count_nonzero(again):
             likely = likely_unix_s(view, queue[again], self._lengths, self._step_s)
             later_s = np.maximum(work.due_s[again], likely - view.start_unix_s)
@@ -414,7 +415,7 @@ class Slackline:
             hope = hope_unix_s(view, queue, self._lengths, self._step_s)
             no_hope = _no_hope(view, hope, queue, work, prices)
             relegated, hopeful = queue[gone & no_hope], gone & ~no_hope
-        work, whole = early, view.has_ttlt[queue]
+        work = early
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
             burdened = _burdened(whole, work)

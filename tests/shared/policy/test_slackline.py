@@ -369,7 +369,8 @@ def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: 
     # wait
     whole = rows[np.isfinite(seen.last_due_unix_s[rows])]
     due.pace_s[whole[due.pace_s[whole].argsort()][:-1]] = LOOSE_S
-    # where some cannot be in time, which may be, a TTLT leaves time for a pass of all decodes
+    # unless all are surely in time, some may count as late: then a TTLT leaves time for a pass of
+    # all decodes
     waiting = ((seen.phase != Phase.DECODE) & ~seen.best_effort).nonzero()[0]
     work = work_of_rows(seen, due, waiting, prices_of(seen.profile))
     all_in_time = 3 * work.seconds.sum() + 1.0 < work.due_s.min(initial=np.inf)
