@@ -125,7 +125,7 @@ class Admission:
         self._outcomes = Outcomes(
             self.metrics, lambda: self._workers.model, lambda: self._rules.tiers.tiers
         )
-        self._ending = Ending(bus, self._records, tracing, self._outcomes)
+        self._ending = Ending(bus, self._records, tracing, self._outcomes, self._pay)
         self._replays = Replays(bus, self._records, clock)
         self._explanations = Explanations(self._records, self._replays, clock)
         self._token_desk = TokenDesk(tokenizer)
@@ -583,9 +583,7 @@ class Admission:
                 return  # the worker sends it again, and its log keeps the output meanwhile
         except BusError:
             return  # the worker sends it again
-        if stored is not None and stored.record.verdict is not None:
-            self._pay(stored.record, stored.record.verdict.output_tokens)
-        elif stored is not None:
+        if stored is not None and stored.record.verdict is None:
             if stored.record.state == RecordState.RELEGATED:
                 if not stored.record.resume.measure.tokens:
                     self._feed(GaveWay(stored.record))
@@ -604,10 +602,11 @@ class Admission:
             return False
         return await self._records.get(over.key) is None
 
-    def _pay(self, record: Record, tokens: int) -> None:
+    def _pay(self, ended: Record) -> None:
         """The tenant's bucket pays for the output of a request, whoever let it in."""
-        tenant, now = record.key.partition(".")[0], self._clock.unix_s()
-        limits = self._rules.tenants.named(tenant)
+        assert ended.verdict is not None
+        tenant, now = ended.key.partition(".")[0], self._clock.unix_s()
+        limits, tokens = self._rules.tenants.named(tenant), ended.verdict.output_tokens
         self._buckets.take(tenant, limits, tokens, self._sweep.admissions, now)
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:

@@ -24,8 +24,17 @@ log = structlog.get_logger()
 class Ending:
     """Sets verdicts on behalf of one service."""
 
-    def __init__(self, bus: Bus, records: Records, tracing: Tracing, outcomes: Outcomes) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        records: Records,
+        tracing: Tracing,
+        outcomes: Outcomes,
+        on_end: Callable[[Record], None] | None = None,
+    ) -> None:
+        """`on_end`: told of each record that this process ended, before its client is."""
         self._bus, self._records, self._tracing, self._outcomes = bus, records, tracing, outcomes
+        self._on_end = on_end
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
         """Apply `step`, an event of shared/core/record.py that may end the request. Returns what
@@ -45,6 +54,8 @@ class Ending:
 
     async def _announce(self, record: Record) -> None:
         """Publish, count and log a verdict that this process wrote."""
+        if self._on_end is not None:
+            self._on_end(record)
         with traced(record.traceparent):
             await self._announced(record)
 
