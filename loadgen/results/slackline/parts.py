@@ -36,6 +36,16 @@ PATIENT_TIERS = TierSet(
     default="chat",
     tiers={"chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1)), "batch": Tier(slo=Slo(ttlt_s=600.0))},
 )
+SOON = "conversations, whole answers within 30 and 90 s"
+SOON_TIERS = TierSet(
+    name="soon",
+    default="chat",
+    tiers={
+        "chat": Tier(slo=Slo(ttft_s=6.0, tbt_s=0.05)),
+        "soon": Tier(slo=Slo(ttlt_s=30.0)),
+        "later": Tier(slo=Slo(ttlt_s=90.0)),
+    },
+)
 SEEDS = (33, 71, 72)
 LABELS: Mapping[Part, str] = {
     Part.DOOR: "none is declined at the door",
@@ -45,6 +55,11 @@ LABELS: Mapping[Part, str] = {
     Part.IN_TIME: "no iteration ends for a prefill, or has prefills alone",
     Part.EARNED: "early tokens earn nothing",
     Part.UNHURRIED: "a TTLT may shorten every iteration",
+    Part.HURRY: "no answer in a hurry is let go",
+    Part.SECOND_LOOK: "what gives way is not looked at again",
+    Part.EARLY: "more important requests are not done early",
+    Part.PUT_BACK: "none goes back by 8 ms a token",
+    Part.GIVEN_UP: "chat never goes back",
     Part.ROOM: "no KV is left to urgent requests",
     Part.KV: "offers are taken that would find no KV",
     Part.KEPT_PACE: "every pace is kept, whatever it costs others",
@@ -54,6 +69,8 @@ LABELS: Mapping[Part, str] = {
     Part.PROMOTION: "none is promoted",
     Part.CLAIMS: "nobody gives up KV for a more important prompt",
     Part.DRAFTS: "no drafts",
+    Part.NEED: "no drafts by need",
+    Part.WORTH: "no drafts by worth",
 }
 # What is changed, as settings.
 CHANGES: Mapping[str, Mapping[str, str]] = {
@@ -112,6 +129,7 @@ def _columns(duration_s: float) -> Mapping[str, Column]:
         ),
         FLAT: _flat(duration_s),
         PATIENT: _patient(duration_s),
+        SOON: _soon(duration_s),
     }
     return {
         name: (
@@ -159,6 +177,12 @@ def _patient(duration_s: float) -> Run:
         profile="a100-llama3-8b",
         kv_tokens=PATIENT_KV_TOKENS,
     )
+
+
+def _soon(duration_s: float) -> Run:
+    """QoServe's conversations in overload that lasts, with TTLTs of a twentieth."""
+    run = load_of("QoServe, conversations", duration_s / 3600)
+    return replace(run, tiers=SOON_TIERS, duration_s=round(duration_s / 15, 1))
 
 
 SECTION = Section(

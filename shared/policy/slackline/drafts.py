@@ -142,6 +142,13 @@ class Learned:
             self.accepted.forget(seen.iterations)
 
 
+class Cases(NamedTuple):
+    """Why decodes draft; an ablation leaves one out."""
+
+    need: bool = True  # a pace needs it
+    worth: bool = True  # it brings more tokens a second
+
+
 def drafting(
     view: View,
     timing: Timing,
@@ -149,6 +156,7 @@ def drafting(
     order: Rows,
     spare: Bools,
     learned: Learned,
+    cases: Cases,
     *,
     calm: bool,
 ) -> Choice | None:
@@ -159,10 +167,13 @@ def drafting(
         return None
     rows = every.rows[view.standard[every.rows]]
     if not len(rows):
-        return _best_effort_alone(view, timing, every, learned)
+        return _best_effort_alone(view, timing, every, learned) if cases.worth else None
     shape = chunk.decodes_of(view, rows)
     plain_s = view.profile.batch_s(shape)
-    tight = rows[need_drafts(view, view.tbt_s[rows], view.definition[rows] == _WINDOWS)]
+    needing = need_drafts(view, view.tbt_s[rows], view.definition[rows] == _WINDOWS)
+    tight = rows[needing] if cases.need else rows[:0]
+    if not len(tight) and not cases.worth:
+        return None
     whole = _for_whole_answers(view, rows)
     if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None

@@ -35,6 +35,7 @@ from shared.policy.seam import (
 from shared.policy.slackline.claims import claimed
 from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
 from shared.policy.slackline.drafts import (
+    Cases,
     Learned,
     can_pay,
     drafting,
@@ -112,6 +113,11 @@ class Part(StrEnum):
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
+    HURRY = "hurry"  # whole answers for which short iterations cost too much are let go
+    SECOND_LOOK = "second_look"  # whole answers that give way are weighed again, with the mean
+    EARLY = "early"  # more important prefills are to be done before they are due
+    PUT_BACK = "put_back"  # where work is a burden, whole answers go back by each token
+    GIVEN_UP = "given_up"  # so do others, once many whole answers were given up
     ROOM = "room"  # KV is left to urgent requests
     KV = "kv"  # offers that would find no KV in time are declined
     CLAIMS = "claims"  # less important requests give up their KV for more important prompts
@@ -120,6 +126,8 @@ class Part(StrEnum):
     OWED = "owed"  # best-effort requests get their share of the time
     PROMOTION = "promotion"  # best-effort prefills that can be in time come back
     DRAFTS = "drafts"  # decodes draft
+    NEED = "need"  # they do so where a pace needs it
+    WORTH = "worth"  # they do so where it brings more tokens a second
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +201,7 @@ class Slackline:
         latest_s = self._next_tokens(view, due).latest_s
         passes = self._passes(view, due, decodes, latest_s, prices)
         work = held.beside(new)
-        lost = give_way(work, favoured(work), passes)[-len(asked) :]
+        lost = give_way(work, self._favoured(work), passes)[-len(asked) :]
         lost |= self._too_tight(view, decodes, [offers[n] for n in asked])
         no_kv = np.zeros(len(asked), dtype=np.bool_)
         if Part.KV in self._parts:
@@ -254,7 +262,8 @@ class Slackline:
             passed, kept = may_be_passed(view), kept_for_drafts(view)
             none_begins = chunk.none_finds_kv(view, every, queue, passed, kept_blocks=kept)
             order = queue[:0] if none_begins else queue
-            choice = drafting(view, timing, every, order, spare, self._drafts, calm=calm)
+            cases = Cases(Part.NEED in self._parts, Part.WORTH in self._parts)
+            choice = drafting(view, timing, every, order, spare, self._drafts, cases, calm=calm)
         if choice is None:
             choice = iteration(view, timing, every, queue, spare)
         if not others or has_best_effort(view, choice):
@@ -290,9 +299,12 @@ class Slackline:
         self, view: View, due: Due, decodes: Rows, gone: Rows, prices: Prices
     ) -> Due:
         """The same with `without_hurry`."""
-        if Part.UNHURRIED not in self._parts:
+        if not self._parts.issuperset((Part.UNHURRIED, Part.HURRY)):
             return due
         return without_hurry(view, due, decodes, gone, prices)
+
+    def _favoured(self, work: Work) -> Work:
+        return favoured(work) if Part.EARLY in self._parts else work
 
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
@@ -318,8 +330,13 @@ class Slackline:
         paces = [pace_of(offer) for offer in coming]
         tbt_s = np.array([pace.tbt_s for pace in paces])
         windows = np.array([pace.windows for pace in paces])
-        some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
+        some = self._some_need(view, decodes)
+        some |= Part.NEED in self._parts and bool(need_drafts(view, tbt_s, windows).any())
         return self._brought(view, decodes) if some else 1.0
+
+    def _some_need(self, view: View, decodes: Rows) -> bool:
+        """Tells whether one of these decodes has a pace that needs drafts."""
+        return Part.NEED in self._parts and some_need_drafts(view, decodes)
 
     def _brought(self, view: View, decodes: Rows) -> float:
         """The tokens that drafts bring each of these decodes in the time of one; 1 where an
@@ -389,7 +406,7 @@ class Slackline:
         """`queue`: the standard prefills that may run."""
         token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
-            by_deadlines = not some_need_drafts(view, decodes)
+            by_deadlines = not self._some_need(view, decodes)
             token_due_s = put_off_by_mean(view, token_due_s, by_deadlines=by_deadlines)
         if not len(queue):
             put_off_s = token_due_s
@@ -397,12 +414,12 @@ class Slackline:
                 put_off_s = put_off_by_deadline(view, token_due_s)
             return Weighed(queue, queue, queue, token_due_s, put_off_s, latest_s, until_s)
         work = work_of_rows(view, due, queue, prices)
-        early = favoured(work)
+        early = self._favoured(work)
         passes = self._passes(view, due, decodes, latest_s, prices)
         gone = give_way(work, early, passes)
         whole = view.has_ttlt[queue]
         again = gone & whole
-        if np.count_nonzero(again):
+        if np.count_nonzero(again) and Part.SECOND_LOOK in self._parts:
             likely = likely_unix_s(view, queue[again], self._lengths, self._step_s)
             later_s = np.maximum(work.due_s[again], likely - view.start_unix_s)
             gone = look_again(work, gone, again, later_s, passes)
@@ -421,8 +438,8 @@ class Slackline:
             burdened = _burdened(whole, work)
             if burdened or not np.count_nonzero(whole):
                 put_off_s = put_off_by_deadline(view, token_due_s)
-            if burdened:
-                paced = self._given_up.many(view.start_unix_s)
+            if burdened and Part.PUT_BACK in self._parts:
+                paced = Part.GIVEN_UP in self._parts and self._given_up.many(view.start_unix_s)
                 work = work._replace(due_s=_put_back(view, due, queue, work, paced=paced))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
@@ -442,7 +459,7 @@ class Slackline:
         self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
     ) -> Passes:
         """The passes of the decodes: fewer where all draft, since a pace needs it."""
-        needed = some_need_drafts(view, decodes)
+        needed = self._some_need(view, decodes)
         faster = self._brought(view, decodes) if needed else 1.0
         return passes_of(view, due, decodes, latest_s, prices, faster)
 
@@ -469,7 +486,7 @@ class Slackline:
         together = np.concatenate((_waiting(view), first))
         passes = self._passes(view, due, decodes, latest_s, prices)
         work = work_of_rows(view, due, together, prices)
-        gone = give_way(work, favoured(work), passes)
+        gone = give_way(work, self._favoured(work), passes)
         return first[:0] if gone.any() else first
 
     def observe(self, seen: Observation) -> None:
