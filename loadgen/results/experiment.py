@@ -42,8 +42,7 @@ DEADLINE_VERSIONS = {"slackline": 40}
 # The same for runs in which windows judge a pace below HARD_S, with a draft model.
 HARD_S = 0.015
 HARD_WINDOWS_VERSIONS = {"slackline": 42}
-# The same for runs with a TTLT, but for those of FOUR_HOURS_S, which are older.
-FOUR_HOURS_S = 4 * 3600.0
+# The same for runs with a TTLT.
 TTLT_VERSIONS = {"slackline": 43}
 # The same for those of them that last so long. Shorter ones have the same figures as before, but
 # for those with a TTLT of SHORT_TTLT_S at most.
@@ -131,7 +130,7 @@ class Run(Struct, frozen=True, kw_only=True):
         if self.draft and windows and min(paces_s, default=HARD_S) < HARD_S:
             versions.append(HARD_WINDOWS_VERSIONS.get(self.policy, VERSION))
         ttlts_s = [slo.ttlt_s for slo in slos if slo.ttlt_s is not None]
-        if ttlts_s and self.duration_s < FOUR_HOURS_S:
+        if ttlts_s:
             versions.append(TTLT_VERSIONS.get(self.policy, VERSION))
             if self.duration_s >= LONG_S:
                 versions.append(LONG_TTLT_VERSIONS.get(self.policy, VERSION))

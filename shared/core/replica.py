@@ -612,7 +612,7 @@ class ReplicaCore:
         self._ahead.date_newest_tokens()
         view = self._books.view(
             start_unix_s,
-            self._profile,
+            self._profile.now,
             self._draft.now,
             self._announce.pool,
             self._accepted_shares,

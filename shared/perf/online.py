@@ -1,5 +1,6 @@
 """A profile that is corrected online, by the machine it runs on."""
 
+from dataclasses import dataclass
 from enum import IntEnum
 from math import exp, log
 
@@ -96,22 +97,63 @@ class Overhead:
         self.seconds = max(0.0, self._mean_s + self._scatter_s)
 
 
-class Corrected:
-    """A profile scaled by measurements, with the overhead of an iteration on top; itself a Profile.
-    One planner core owns it, and only that core calls `observe`.
-
-    Whatever slows the machine slows all iterations, so one ratio is shared and follows fast. The
-    differences of regimes are learned slowly beside it. They are 1 on average over the iterations,
-    so that a regime without observations takes the ratio of the others. Predictions lean up by the
-    regime's scatter. The same observations give the same predictions.
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaled:
+    """A profile times a factor for each regime, with the overhead of an iteration on top.
 
     Regimes may drift apart, so a mixed batch is never predicted faster than its decodes alone or
     its prefills alone. Otherwise one more chunk could lower a prediction, and the inverse would not
     be defined.
     """
 
+    base: Profile
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    overhead_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.base.name
+
+    def batch_s(self, shape: BatchShape) -> float:
+        decode, mixed, prefill = self.factors
+        base_s, overhead_s = self.base.batch_s(shape), self.overhead_s
+        if not shape.prefill_tokens:
+            return decode * base_s + overhead_s if base_s else 0.0
+        if not shape.decodes:
+            return prefill * base_s + overhead_s
+        total_s = mixed * base_s
+        if decode > mixed:
+            total_s = max(total_s, decode * self.base.batch_s(_decodes(shape)))
+        if prefill > mixed:
+            total_s = max(total_s, prefill * self.base.batch_s(_prefills(shape)))
+        return total_s + overhead_s
+
+    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
+        decode, mixed, prefill = self.factors
+        budget_s = budget_s * JUST_UNDER - self.overhead_s
+        if not shape.decodes:
+            return self.base.prefill_budget(shape, cached, budget_s / prefill, limit)
+        if decode > mixed and decode * self.base.batch_s(_decodes(shape)) > budget_s:
+            return 0
+        chunk = self.base.prefill_budget(shape, cached, budget_s / mixed, limit)
+        if prefill > mixed and chunk:
+            chunk = self.base.prefill_budget(_prefills(shape), cached, budget_s / prefill, chunk)
+        return chunk
+
+
+class Corrected:
+    """A profile scaled by measurements, with the overhead of an iteration on top; itself a Profile.
+    One planner core owns it, and only that core calls `observe`. `now` is the profile as it is
+    corrected at present: the same object as long as predictions stay the same.
+
+    Whatever slows the machine slows all iterations, so one ratio is shared and follows fast. The
+    differences of regimes are learned slowly beside it. They are 1 on average over the iterations,
+    so that a regime without observations takes the ratio of the others. Predictions lean up by the
+    regime's scatter. The same observations give the same predictions.
+    """
+
     def __init__(self, base: Profile) -> None:
-        self._base = base
+        self._base, self.now = base, Scaled(base)
         self._overhead = Overhead()
         self._speed = Speed()
         self._apart = [0.0, 0.0, 0.0]  # logarithms
@@ -119,7 +161,6 @@ class Corrected:
         self._share = [0.0, 0.0, 0.0]  # of recent iterations, by regime
         self._scatter = [0.0, 0.0, 0.0]  # mean absolute deviation from the ratio
         self._gammas = (1.0, 1.0, 1.0)
-        self._factors = (1.0, 1.0, 1.0)
         self._exact = True  # every iteration so far took exactly what the base predicts
         self._residual: float | None = None
         self._measured_s = self._missing_s = 0.0
@@ -158,11 +199,17 @@ class Corrected:
         if base_s <= 0 or not 0 < exec_s < float("inf"):
             return
         self._overhead.observe(late_s, exec_s)
-        regime = Regime.of(shape)
+        regime, factors = Regime.of(shape), self.now.factors
         if self._exact and exec_s == base_s:
             self._agree(regime, exec_s)
-            return
-        self._exact = False
+        else:
+            self._exact = False
+            factors = self._scaled(regime, exec_s, base_s)
+        if factors != self.now.factors or self._overhead.seconds != self.now.overhead_s:
+            self.now = Scaled(self._base, factors, self._overhead.seconds)
+
+    def _scaled(self, regime: Regime, exec_s: float, base_s: float) -> tuple[float, float, float]:
+        """The factors after an iteration that took `exec_s`, where the base predicts `base_s`."""
         self._judge(exec_s, self._gammas[regime] * base_s)
         value = log(min(max(exec_s / base_s, LOWEST), HIGHEST))
         self._speed.observe(value - self._apart[regime])
@@ -183,7 +230,7 @@ class Corrected:
             known if seen else overall
             for known, seen in zip(self._scatter, self._seen, strict=True)
         ]
-        self._factors = self._each(
+        return self._each(
             [
                 g * (1 + min(off, MARGIN_HIGHEST))
                 for g, off in zip(self._gammas, scatter, strict=True)
@@ -233,30 +280,10 @@ class Corrected:
         return decode, mixed, prefill
 
     def batch_s(self, shape: BatchShape) -> float:
-        decode, mixed, prefill = self._factors
-        base_s, overhead_s = self._base.batch_s(shape), self._overhead.seconds
-        if not shape.prefill_tokens:
-            return decode * base_s + overhead_s if base_s else 0.0
-        if not shape.decodes:
-            return prefill * base_s + overhead_s
-        total_s = mixed * base_s
-        if decode > mixed:
-            total_s = max(total_s, decode * self._base.batch_s(_decodes(shape)))
-        if prefill > mixed:
-            total_s = max(total_s, prefill * self._base.batch_s(_prefills(shape)))
-        return total_s + overhead_s
+        return self.now.batch_s(shape)
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        decode, mixed, prefill = self._factors
-        budget_s = budget_s * JUST_UNDER - self._overhead.seconds
-        if not shape.decodes:
-            return self._base.prefill_budget(shape, cached, budget_s / prefill, limit)
-        if decode > mixed and decode * self._base.batch_s(_decodes(shape)) > budget_s:
-            return 0
-        chunk = self._base.prefill_budget(shape, cached, budget_s / mixed, limit)
-        if prefill > mixed and chunk:
-            chunk = self._base.prefill_budget(_prefills(shape), cached, budget_s / prefill, chunk)
-        return chunk
+        return self.now.prefill_budget(shape, cached, budget_s, limit)
 
 
 def _decodes(shape: BatchShape) -> BatchShape:

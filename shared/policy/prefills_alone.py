@@ -22,14 +22,15 @@ def whole_prefills(
     if limit_s <= 0 or len(every.victims):
         return None
     alone, count = BatchShape(), 0
-    left = view.target_tokens[first] - view.computed_tokens[first]
-    for n, (row, until_s) in enumerate(zip(first.tolist(), due_s.tolist(), strict=True)):
-        cached = int(view.computed_tokens[row])
-        alone = alone.with_chunk(int(left[n]), cached)
+    cached = view.computed_tokens[first]
+    left = view.target_tokens[first] - cached
+    columns = (left.tolist(), cached.tolist(), due_s.tolist())
+    for n, (tokens, has, until_s) in enumerate(zip(*columns, strict=True)):
+        alone = alone.with_chunk(tokens, has)
         alone_s = view.profile.batch_s(alone)
         if alone_s > limit_s:
             break
-        beside = beside.with_chunk(int(left[n]), cached)
+        beside = beside.with_chunk(tokens, has)
         if alone_s <= until_s < view.profile.batch_s(beside):
             count = n + 1
     if not count:

@@ -45,7 +45,7 @@ from shared.policy.slackline.iteration import (
     with_best_effort,
 )
 from shared.policy.slackline.lasting import Lasting
-from shared.policy.slackline.price import prices_of
+from shared.policy.slackline.price import Prices
 from shared.policy.slackline.token_order import MARGIN_S, Timing
 from shared.policy.slackline.yields import DEEPEST, yields
 from shared.policy.speculation import draft_s
@@ -155,6 +155,7 @@ def drafting(
     every: Decoding,
     order: Rows,
     spare: Bools,
+    prices: Prices,
     learned: Learned,
     cases: Cases,
     *,
@@ -167,7 +168,7 @@ def drafting(
         return None
     rows = every.rows[view.standard[every.rows]]
     if not len(rows):
-        return _best_effort_alone(view, timing, every, learned) if cases.worth else None
+        return _best_effort_alone(view, timing, every, prices, learned) if cases.worth else None
     shape = chunk.decodes_of(view, rows)
     plain_s = view.profile.batch_s(shape)
     needing = need_drafts(view, view.tbt_s[rows], view.definition[rows] == _WINDOWS)
@@ -192,10 +193,12 @@ def drafting(
         length_s = (1.0 + float(_sure(view, tight, best).min())) * tightest_s
         length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
         longer_s = (1.0 + AT_ONCE) * best.seconds + 2 * MARGIN_S
-        if length_s < longer_s and _runs_at_once(view, order[:1], AT_ONCE * best.seconds):
+        if length_s < longer_s and _runs_at_once(view, order[:1], prices, AT_ONCE * best.seconds):
             # best-effort requests make no decode late
             length_s, spare = longer_s, np.zeros_like(spare)
-        return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
+        return _choice(
+            view, every, rows, drafters, order, spare, prices, best, length_s, tight, least
+        )
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
         if float(timing.each_s[rows[whole]].min()) > HURRIED * plain_s:
@@ -209,13 +212,15 @@ def drafting(
         return None
     if len(order):
         limit_s = min(limit_s, best.seconds / SHARE)
-        if not _in_time(view, timing, order, limit_s):
+        if not _in_time(view, timing, order, prices, limit_s):
             return None
-    return _choice(view, every, rows, rows, order, spare, best, limit_s + MARGIN_S, tight, least)
+    return _choice(
+        view, every, rows, rows, order, spare, prices, best, limit_s + MARGIN_S, tight, least
+    )
 
 
 def _best_effort_alone(
-    view: View, timing: Timing, every: Decoding, learned: Learned
+    view: View, timing: Timing, every: Decoding, prices: Prices, learned: Learned
 ) -> Choice | None:
     """One iteration in which the best-effort decodes draft, since no other request is on the
     replica. It is no longer than one without drafts may be: an arrival need not wait.
@@ -232,7 +237,7 @@ def _best_effort_alone(
         return None
     none = rows[:0]
     spare = np.zeros(view.rows, dtype=np.bool_)
-    return _choice(view, every, rows, rows, none, spare, best, length_s, none, least)
+    return _choice(view, every, rows, rows, none, spare, prices, best, length_s, none, least)
 
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
@@ -240,25 +245,25 @@ def _for_whole_answers(view: View, rows: Rows) -> Bools:
     return view.has_ttlt[rows] & np.isinf(view.tbt_s[rows])
 
 
-def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> bool:
+def _in_time(view: View, timing: Timing, order: Rows, prices: Prices, iteration_s: float) -> bool:
     """Tells whether the prefills without a TTLT are in time if prefills have all but SHARE of the
     time from now on.
     """
     cached = view.computed_tokens[order]
-    work_s = prices_of(view.profile).prefill_s(view.target_tokens[order] - cached, cached).cumsum()
+    work_s = prices.prefill_s(view.target_tokens[order] - cached, cached).cumsum()
     ends_s = work_s / (1 - SHARE) + iteration_s
     urgent = ~view.has_ttlt[order]
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
-def _runs_at_once(view: View, first: Rows, most_s: float) -> bool:
+def _runs_at_once(view: View, first: Rows, prices: Prices, most_s: float) -> bool:
     """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
     than this.
     """
     if not len(first) or view.has_ttlt[first[0]]:
         return False
     cached = view.computed_tokens[first]
-    left_s = prices_of(view.profile).prefill_s(view.target_tokens[first] - cached, cached)
+    left_s = prices.prefill_s(view.target_tokens[first] - cached, cached)
     return float(left_s[0]) <= most_s
 
 
@@ -422,13 +427,13 @@ def _missing(view: View, rows: Rows) -> Ints:
 
 
 def _read_later(
-    view: View, draft: Draft, missing: Ints, needed: Bools, spare_s: float, length_s: float
+    draft: Draft, prices: Prices, missing: Ints, needed: Bools, spare_s: float, length_s: float
 ) -> Bools:
     """[decodes] those whose contexts the draft model does not read now: the shortest are read, as
     many as `spare_s` allows, those of the `needed` first. The others get READING of `length_s`.
     `missing`: positions that are not in its KV.
     """
-    read_s = draft.read * prices_of(view.profile).prefill_s(missing, np.zeros(len(missing)))
+    read_s = draft.read * prices.prefill_s(missing, np.zeros(len(missing)))
     read_s[missing <= DEEPEST + 1] = 0.0
     order = np.lexsort((read_s, ~needed))
     limit_s = np.where(needed[order], spare_s, min(spare_s, READING * length_s))
@@ -444,6 +449,7 @@ def _choice(
     drafters: Rows,
     order: Rows,
     spare: Bools,
+    prices: Prices,
     plan: Plan,
     length_s: float,
     tight: Rows,
@@ -460,7 +466,7 @@ def _choice(
     computed, missing = view.computed_tokens[rows], _missing(view, rows)
     spare_s = length_s - MARGIN_S - plan.seconds
     needed = _among(view, tight)[rows] | (_for_whole_answers(view, rows) & view.standard[rows])
-    depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
+    depth[_read_later(view.draft, prices, missing, needed, spare_s, length_s)] = 0
     depth[~_among(view, drafters)[rows]] = 0
     drafts = depth > 0
     has = computed + view.unsure_tokens[rows]

@@ -73,7 +73,7 @@ from shared.policy.slackline.iteration import (
 from shared.policy.slackline.kept_pace import Demand, counts, pace_of, too_tight
 from shared.policy.slackline.kv_in_time import finds_no_kv
 from shared.policy.slackline.owed import Owed
-from shared.policy.slackline.price import Prices, prices_of
+from shared.policy.slackline.price import PriceList, Prices
 from shared.policy.slackline.room import Room
 from shared.policy.slackline.token_order import Timing, standard_decodes
 from shared.policy.slackline.token_windows import NextTokens, Windows
@@ -158,6 +158,7 @@ class Slackline:
     def __init__(self, settings: Settings) -> None:
         self._lengths = OutputLengths()
         self._step_s = 0.0
+        self._prices = PriceList()
         self._drafts = Learned()
         self._room = Room()
         self._owed = Owed()
@@ -186,7 +187,7 @@ class Slackline:
         if all(waits):
             self._demand.fade(view.start_unix_s)
             return answers
-        prices = prices_of(view.profile)
+        prices = self._prices.of(view.profile)
         decodes, waiting = standard_decodes(view), _waiting(view)
         due = self._bounds(view)
         due = self._unhurried(view, due, decodes, waits=len(waiting) > 0)
@@ -224,7 +225,7 @@ class Slackline:
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
         decodes, waiting = standard_decodes(view), _waiting(view)
-        prices, bounds = prices_of(view.profile), self._bounds(view)
+        prices, bounds = self._prices.of(view.profile), self._bounds(view)
         due = self._unhurried(view, bounds, decodes, waits=len(waiting) > 0)
         paced = self._paced_lately(view)
         waiting = _without(view, waiting, every.victims)
@@ -263,7 +264,9 @@ class Slackline:
             none_begins = chunk.none_finds_kv(view, every, queue, passed, kept_blocks=kept)
             order = queue[:0] if none_begins else queue
             cases = Cases(Part.NEED in self._parts, Part.WORTH in self._parts)
-            choice = drafting(view, timing, every, order, spare, self._drafts, cases, calm=calm)
+            choice = drafting(
+                view, timing, every, order, spare, prices, self._drafts, cases, calm=calm
+            )
         if choice is None:
             choice = iteration(view, timing, every, queue, spare)
         if not others or has_best_effort(view, choice):

@@ -100,3 +100,17 @@ def prices_of(profile: Profile) -> Prices:
         decode_s=decode_s,
         context_s=each_s(MORE_CONTEXT, FAR),
     )
+
+
+class PriceList:
+    """The prices of the profile that was last asked for: it stays the same for several decisions,
+    as long as its predictions do.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Profile, Prices] | None = None
+
+    def of(self, profile: Profile) -> Prices:
+        if self._known is None or self._known[0] is not profile:
+            self._known = profile, prices_of(profile)
+        return self._known[1]
