@@ -53,6 +53,9 @@ BATCH_TOKENS = 4096
 # Ours: alpha before anything is observed, and the number of drafts that this prior counts for.
 PRIOR_ALPHA = 0.7
 PRIOR_DRAFTS = 100.0
+# Ours: where alpha is below LOW and nobody has drafted for AGAIN iterations with decodes, the prior
+# counts again, so that drafts are tried.
+LOW, AGAIN = 0.3, 5_000
 # Ours: a chunk, when a prompt is priced. The cost of one more token is measured between this many
 # and twice as many.
 CHUNK_TOKENS = 512
@@ -63,10 +66,15 @@ FADE_DRAFTS = 20_000.0
 
 
 class Acceptance:
-    """alpha, learned from accepted and rejected drafts."""
+    """alpha, learned from accepted and rejected drafts.
+
+    Where few are accepted nobody drafts, and so nothing would be seen any more. Therefore drafts
+    are tried again now and then.
+    """
 
     def __init__(self) -> None:
         self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
+        self._plain = 0  # iterations with decodes since one last drafted
 
     def begin(self, shares: Sequence[float]) -> None:
         """Begin with the shares by position that were seen on this replica before; no change once
@@ -75,7 +83,15 @@ class Acceptance:
         if shares and self._tried == PRIOR_DRAFTS:
             self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)
 
+    def forget(self, iterations: int) -> None:
+        """So many had decodes, none of which drafted."""
+        self._plain += iterations
+        if self._plain >= AGAIN and self.alpha < LOW:
+            self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
+            self._plain = 0
+
     def observe(self, drafts: Drafts) -> None:
+        self._plain = 0
         self._accepted += float(drafts.accepted.sum())
         self._tried += float(np.minimum(drafts.accepted + 1, drafts.drafted).sum())
         if self._tried > FADE_DRAFTS:

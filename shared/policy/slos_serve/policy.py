@@ -325,6 +325,8 @@ class SlosServe:
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:
             self._acceptance.observe(seen.drafts)
+        elif seen.shape.decodes:
+            self._acceptance.forget(seen.iterations)
         for ended in seen.ended:
             self._lengths.observe(ended)
 

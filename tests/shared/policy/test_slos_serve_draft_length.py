@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import decodes_of
-from shared.policy.seam import Choice, Drafts
+from shared.policy.seam import Choice, Drafts, Observation
 from shared.policy.slos_serve.batch import MARGIN_S
 from shared.policy.slos_serve.draft_length import (
+    AGAIN,
     LATE_WINDOWS,
     LONGEST,
     WINDOW_TOKENS,
@@ -253,6 +254,32 @@ def test_acceptance_is_learned_from_the_drafts_that_were_tried() -> None:
         )
     assert 0.5 < learned.alpha < 0.54
     assert expected_tokens(0.5)[:4].tolist() == [0.0, 1.0, 1.5, 1.75]
+
+
+def test_drafts_end_where_none_is_accepted_and_are_tried_again_for_a_few_iterations() -> None:
+    by, rows = policy(), [decoding(n, tbt_s=0.1) for n in range(32)]
+    shape = BatchShape(decodes=32, decode_context=32 * 500)
+
+    def drafts(accepted: int, alike: int = 1) -> bool:
+        """One iteration, or as many as are alike; of the drafts so many are accepted."""
+        speculation = speculating(rows, by).speculation
+        if speculation is None:
+            by.observe(Observation(0.0, shape, 0.01, 0.01, iterations=alike))
+            return False
+        each = speculation.depth.astype(np.int64)
+        seen = Drafts(np.full(32, 0.1), np.zeros(32), each, np.minimum(each, accepted))
+        by.observe(Observation(0.0, shape, 0.01, 0.01, drafts=seen))
+        return True
+
+    assert drafts(accepted=0)
+    lost = sum(drafts(accepted=0) for _ in range(50))
+    assert lost < 20, "they end"
+    assert not any(drafts(accepted=0, alike=100) for _ in range(AGAIN // 100 - 1))
+    tried = sum(drafts(accepted=0, alike=100) for _ in range(AGAIN // 100))
+    assert 1 <= tried < 20, "they are tried again, and end again"
+    assert sum(drafts(accepted=9, alike=100) for _ in range(AGAIN // 50)) > AGAIN // 200, (
+        "they stay"
+    )
 
 
 def test_every_verified_token_but_the_newest_is_charged_a_step() -> None:
