@@ -1,5 +1,5 @@
-"""After each test every KV block of the torch engines so far, and of their draft models, has its
-owners. Once the slots of those that the test made are released, all blocks are free.
+"""After each test every KV block of an engine that it made is free, once the slots are released;
+the same of draft models. The blocks of torch engines that several tests share have their owners.
 """
 
 import functools
@@ -10,35 +10,47 @@ from weakref import WeakSet
 
 import pytest
 
-KNOWN: WeakSet[Any] = WeakSet()  # the torch engines
+ENGINES = {"services.worker.engines.torch_engine": "TorchEngine"}
+ENGINES["services.worker.engines.sim_engine"] = "SimEngine"
+SHARED: WeakSet[Any] = WeakSet()  # torch engines, also those of fixtures
+MADE: list[Any] = []  # by the present test; else one that is only a local variable would be gone
 
 
 @pytest.fixture(autouse=True, scope="session")
-def torch_engines() -> Iterator[None]:
-    """Remembers each torch engine, where a test has imported it."""
+def remembered_engines() -> Iterator[None]:
+    """Remembers each engine, where a test has imported it."""
     with pytest.MonkeyPatch.context() as patch:
-        module = sys.modules.get("services.worker.engines.torch_engine")
-        if module is not None:
-            begin = module.TorchEngine.__init__
-
-            @functools.wraps(begin)
-            def remember(self: Any, *args: Any, **options: Any) -> None:
-                begin(self, *args, **options)
-                KNOWN.add(self)
-
-            patch.setattr(module.TorchEngine, "__init__", remember)
+        for module, name in ENGINES.items():
+            if module in sys.modules:
+                engine = getattr(sys.modules[module], name)
+                patch.setattr(engine, "__init__", _remembered(engine.__init__))
         yield
+        MADE.clear()
+
+
+def _remembered(begin: Any) -> Any:
+    @functools.wraps(begin)
+    def remember(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        MADE.append(self)
+        if hasattr(self, "check"):
+            SHARED.add(self)
+
+    return remember
 
 
 @pytest.fixture(autouse=True)
-def no_block_is_leaked(torch_engines: None) -> Iterator[None]:
-    before = list(KNOWN)
+def no_block_is_leaked(remembered_engines: None) -> Iterator[None]:
+    MADE.clear()  # engines of fixtures with a wider scope
     yield
-    for engine in list(KNOWN):
+    for engine in SHARED:
         engine.check()
-        if engine in before:
-            continue
-        engine.close()
+    made = MADE.copy()
+    MADE.clear()
+    for engine in made:
+        for slot in engine.snapshot().slots:
+            engine.release(slot)
         assert engine.snapshot() == (engine.facts.kv_blocks, [], 0, 0), "blocks are leaked"
-        draft = engine._draft
-        assert draft is None or draft.free_blocks == draft.kv_blocks, "the draft has leaked blocks"
+        draft = getattr(engine, "_draft", None)
+        if hasattr(draft, "kv_blocks"):
+            assert draft.free_blocks == draft.kv_blocks, "the draft has leaked blocks"

@@ -383,7 +383,7 @@ def test_without_a_draft_model_all_are_served_at_the_pace_of_plain_decodes() -> 
 
 
 def test_control_that_takes_time_costs_little() -> None:
-    """Needs are fixed a plan ahead, from what the plan in flight is expected to bring."""
+    """Depth, width and budget are fixed a plan ahead; needs are not."""
     assert (
         served("adaserve", latency="live").violated_fraction
         < served("adaserve").violated_fraction + 0.1
