@@ -81,8 +81,9 @@ from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_off
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
-from shared.vocabulary import Definition, ServiceClass
+from shared.vocabulary import Definition, ServiceClass, Slo
 
+_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _TTLT = DEFINITIONS.index(Definition.TTLT)
 
 # Weight of one iteration in the mean duration of iterations.
@@ -111,6 +112,8 @@ class Part(StrEnum):
     SIT_OUT = "sit_out"  # decodes that are not due sit out
     CROWD = "crowd"  # offers beyond what a pass has time for are declined
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
+    ALONE = "alone"  # prefills run without any decode where they would be late beside them
+    CATCH_UP = "catch_up"  # late first tokens are made up for where the last one judges
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     HURRY = "hurry"  # whole answers for which short iterations cost too much are let go
@@ -183,7 +186,8 @@ class Slackline:
         self._given_up.came(whole, view.start_unix_s)
         if not asked or Part.DOOR not in self._parts:
             return answers
-        waits = [can_wait(offers[n].slo) for n in asked]
+        view = self._judged(view)
+        waits = [self._can_wait(offers[n].slo) for n in asked]
         if all(waits):
             self._demand.fade(view.start_unix_s)
             return answers
@@ -223,6 +227,7 @@ class Slackline:
         return answers
 
     def plan(self, view: View) -> Sequence[Choice]:
+        view = self._judged(view)
         every = chunk.decoding(view)
         decodes, waiting = standard_decodes(view), _waiting(view)
         prices, bounds = self._prices.of(view.profile), self._bounds(view)
@@ -285,6 +290,15 @@ class Slackline:
         alone &= len(choice.slots) == len(every.rows)
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
+
+    def _judged(self, view: View) -> View:
+        """The view; in an ablation of catching up as if deadlines judged what can."""
+        if Part.CATCH_UP in self._parts:
+            return view
+        return replace(view, definition=np.where(catches_up(view), _DEADLINE, view.definition))
+
+    def _can_wait(self, slo: Slo) -> bool:
+        return can_wait(slo) if Part.CATCH_UP in self._parts else slo.ttlt_s is not None
 
     def _bounds(self, view: View) -> Due:
         due = due_of_rows(view, self._lengths, self._step_s)
@@ -400,6 +414,8 @@ class Slackline:
         if Part.SIT_OUT not in self._parts:
             sit_out_s = np.full(view.rows, -math.inf)
         latest_s = np.maximum(weighed.put_off_s, weighed.latest_s)
+        if Part.ALONE not in self._parts:
+            latest_s = np.full(view.rows, -math.inf)
         until_s = weighed.until_s
         return Timing(
             prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, until_s, each_s
