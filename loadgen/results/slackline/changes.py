@@ -80,7 +80,7 @@ summaries, then batches, then interactive ones and summaries.""",
     render=render,
     discussion="""\
 `slackline` is first in every row but one, in which it is 0.4 points behind `slos_serve`. That a
-replica is dead for a third of the time costs it up to 2.4 points (of ShareGPT it happens to keep
+replica is dead for a third of the time costs it up to 2.3 points (of ShareGPT it happens to keep
 0.3 more), `slos_serve` 1.4 to 4.4, `qoserve` 3.9 to 10.6 and `edf` 6.7 to 47.6. On the mix that
 drifts it is 5.3 points ahead of `qoserve`.
 """,

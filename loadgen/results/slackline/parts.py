@@ -147,7 +147,7 @@ def _columns(duration_s: float) -> Mapping[str, Column]:
 def _important_percent(results: Results, run: Run) -> float | None:
     """The important requests whose SLO was met."""
     found = percents_by_importance(results, run, (run.seed,))
-    return None if found is None else found[0]
+    return None if found is None else found[0][0]
 
 
 def _whole_answers(duration_s: float) -> Run:

@@ -60,27 +60,21 @@ def percents(results: Results, run: Run, seeds: Sequence[int]) -> Sequence[float
     return known if len(known) == len(seeds) else None
 
 
-def mean_percent(results: Results, run: Run, seeds: Sequence[int]) -> str:
-    """The mean of the same, as a cell of a table."""
-    found = percents(results, run, seeds)
-    return MISSING if found is None else f"{sum(found) / len(found):.1f}"
-
-
 def percents_by_importance(
     results: Results, run: Run, seeds: Sequence[int]
-) -> tuple[float, float] | None:
-    """Requests whose SLO was met, in %, in the mean of the seeds: of the important ones, and of the
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Requests whose SLO was met, in %, for each of the seeds: of the important ones, and of the
     others; None while a seed has not run.
     """
-    means = []
+    found = []
     for seed in seeds:
         figures = results.figures(replace(run, seed=seed))
         if figures is None or len(figures.by_importance) < 2:
             return None
         groups = figures.by_importance
         ordered = sorted(groups, key=float, reverse=True)
-        means.append([100 * (1 - groups[k].violated / groups[k].offered) for k in ordered])
-    important, others = (sum(each) / len(each) for each in zip(*means, strict=True))
+        found.append([100 * (1 - groups[k].violated / groups[k].offered) for k in ordered])
+    important, others = zip(*found, strict=True)
     return important, others
 
 
@@ -89,3 +83,12 @@ def spread(values: Sequence[float] | None) -> str:
     if values is None:
         return MISSING
     return f"{sum(values) / len(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def lead(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """By how many points mine are ahead, seed by seed: the mean, with the least and the most in
+    brackets.
+    """
+    ahead = [ours - other for ours, other in zip(mine, theirs, strict=True)]
+    mean = sum(ahead) / len(ahead)
+    return f"{mean:+z.1f} ({min(ahead):+z.1f} to {max(ahead):+z.1f})"

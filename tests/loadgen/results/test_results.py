@@ -31,6 +31,8 @@ from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
 from loadgen.results.section import Results, Section, compare, violated_percent
 from loadgen.results.slackline.recovery import recovery_s
+from loadgen.results.slackline.same_loads import TEN
+from loadgen.results.slackline.systems import OTHERS, lead, spread
 from loadgen.results.slos_serve import distserve
 from loadgen.simulator.disaggregated import Split
 from shared.policy import registry
@@ -469,6 +471,17 @@ def test_a_fleet_has_recovered_with_the_first_window_of_few_violations() -> None
     windows = Windows(p99_s={}, longest_s=0.0, violated_fraction=[0.0, 0.5, 0.4, None, 0.1, 0.9])
     assert recovery_s(windows, 5.0, 10.0) == 10.0
     assert recovery_s(windows, 5.0, 25.0) is None
+
+
+def test_a_lead_is_taken_seed_by_seed() -> None:
+    mine, theirs = (92.0, 95.0, 98.0), (90.0, 94.0, 86.0)
+    assert spread(theirs) == "90.0 (86.0 to 94.0)"
+    assert lead(mine, theirs) == "+5.0 (+1.0 to +12.0)"
+    assert lead(theirs, theirs) == "+0.0 (+0.0 to +0.0)"
+
+
+def test_the_two_tables_of_the_ten_have_each_policy_once() -> None:
+    assert sorted(policy for policies in TEN.values() for policy in policies) == sorted(OTHERS)
 
 
 def test_the_matrix_lists_the_settings_of_a_policy_once() -> None:
