@@ -64,7 +64,8 @@ them. Once the rate is that above: overload for QoServe's loads, and just less t
 carry of the others. `qoserve` has chunks of fixed length on ChatBot and Mixed, which suits it
 better there. The bound is what no scheduler without a draft model can exceed
 ([bound.md](bound.md)). In the last two columns {100 * IMPORTANT:.0f} % of the requests are
-important.""",
+important. These are four of the twelve loads: two in which work piles up, and two of paces, of
+which Mixed has several. Nobody has tried the other eight above capacity.""",
     hours=0.5,
     render=render,
     discussion="""\

@@ -175,7 +175,8 @@ found; there the bound excludes nothing, either.
 
 QoServe's code and conversations are not here. For [half an hour](#overload-for-half-an-hour)
 `slackline` keeps more than 99 % of them at half as much again as QoServe carries, so their rates
-would have to be sought with longer runs. ShareGPT has one seed, since a seed takes half an hour.
+would have to be sought with longer runs. ShareGPT has one seed, since a seed takes half an hour,
+and for the same reason its rate at 10 % was not sought.
 
 The seeds are not fresh: with 31 to 37 the rule for windows of ten was chosen, at other rates and
 lengths.
