@@ -200,16 +200,22 @@ SECTION = Section(
     paper=f"""\
 Requests whose SLO was met by the whole policy, in %, and the points that are gained or lost without
 one of its parts (its setting `without`): the mean of {len(SEEDS)} seeds, with the least and the
-most of them where they differ. The column before the last is ChatBot at {FLAT_RPS:g} requests/s
-with windows of ten on the profile `{FLAT_PROFILE}`, without a draft model. The last is `mix` at
-{PATIENT_RPS:g} requests/s on one A100, half with a TTFT of 1 s and a pace of 0.1 s, half with a
-TTLT of ten minutes.""",
+most of them where they differ. The first six columns are loads of the matrix at its rates. Of the
+others:
+
+- *{FLAT}*: ChatBot at {FLAT_RPS:g} requests/s with windows of ten on the profile `{FLAT_PROFILE}`,
+  without a draft model.
+- *{PATIENT}*: `mix` at {PATIENT_RPS:g} requests/s on one A100, half with a TTFT of 1 s and a pace
+  of 0.1 s, half with a TTLT of ten minutes.
+- *{SOON}*: QoServe's load for two minutes, with a TTFT of 6 s and two TTLTs that are a twentieth of
+  QoServe's, so that overload lasts.
+- *{BY_LAST_TOKEN}*: at {LAST_TOKEN_TIMES:g} times the rate of the matrix.""",
     hours=0.5,
     render=render,
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
-have prefills alone, and drafts where paces need them (AdaServe's load). That a TTLT may not shorten
-every iteration matters to whole answers beside tight requests: 4.5 points of `mix`. What early
+have prefills alone, and drafts where paces need them. That a TTLT may not shorten every
+iteration matters to whole answers beside tight requests: 4.5 points of `mix`. What early
 tokens earn matters most where windows of ten judge short prompts: 3.3 points of Reasoning, and with
 the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
 matters to `mix` (1.8), and to short answers with a pace near a pass
@@ -219,8 +225,8 @@ That decodes sit out was worth 12 to 16 points before best-effort requests had t
 and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
 worth up to 1.5 and 0.8 on a GPU. That best-effort requests wait brings up to 0.5 there, and up to 4
 with the seeds of the first table; their share, without which some would wait for ever, costs 0.6 at
-most. The replica that is asked first matters little, since one that declines is
-followed by another: up to 0.6 points. Promotion shows little.
+most. The replica that is asked first matters little, since one that declines is followed by
+another: 0.9 points less to 0.9 more. Promotion shows little.
 
 On a profile as flat as a CPU's, with paces that few decodes can keep, other parts count: the door
 is worth 16.6 points there, that a pace is given up which costs the others theirs 6.4, and that
@@ -236,11 +242,27 @@ alone: others give up KV for them, which is worth 11.3 points. Where batch answe
 KV, that some is left to urgent requests is worth 6.6 points to chat and batch together, relegation
 1.1, and no other part more than 0.6.
 
-Smaller parts have no switch of their own: which answers in a hurry are let go, the second look at
-those that give way, how long drafts last by size, by how much important requests are early, how
-late first tokens are made up for, the 8 ms of a token and for whom they count, and the blocks left
-to drafts. [slackline-leads.md](slackline-leads.md) and
-[decisions.md](decisions.md) have what they were worth when they came; the 8 ms were not tried by
-themselves.
+Prefills without decodes, by themselves, are worth all of those 21.9 points of Reasoning, 2.1 of the
+10.2 of ChatBot and nothing of Coder's 5.6. They cost 1.6 where KV is short and 1.3 on a CPU.
+
+Drafts by need carry AdaServe's load (49.4 points) and three hard paces (19.4); no other load has a
+pace that needs them. Drafts by what the time is worth bring 16.7 where KV is short, and up to 1.7
+elsewhere. Without any, AdaServe's load loses less than without those by
+need, 44.1; why was not looked for.
+
+Where whole answers are due within 30 and 90 s and overload lasts, the order of due times is worth
+22.2 points, that a TTLT may not shorten every iteration 7.4, and that answers in a hurry are let go
+4.2. The second look at what gives way is worth 0.9 there and nothing on `mix`; that whole answers
+go back by 8 ms a token 2.1 on `mix` and 0.2 there. Chat never goes back on these loads
+([decisions.md](decisions.md#2026-11-28-a-second-look) has some on which it does). Late first tokens that are made up for bring 1.7 where `ttlt` judges.
+
+That important requests are done early costs 0.5 in the one column that has any, and with one seed
+2.3. It came for replicas near a collapse, where without it 80 to 98 % of the important ones were
+kept in place of 97 to 100
+([decisions.md](decisions.md#2026-11-22-live-against-simulated-near-a-collapse)).
+
+Without a switch are how long drafts last by size, which predictions that are exact leave nothing to
+do, and the blocks left to drafts. [slackline-leads.md](slackline-leads.md) and
+[decisions.md](decisions.md) have what they were worth when they came.
 """,
 )
