@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
+from services.worker.engines.drafting import check_tokenizers
 from services.worker.engines.vllm_versions import NEEDED, SUPPORTED, VLLM_NEWEST, VLLM_OLDEST
 from shared import features
 from shared.errors import ConfigError
@@ -76,8 +77,8 @@ def check_version() -> None:
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:
-    """The engine of a worker. Raises ConfigError for arguments that vLLM does not take, and for
-    models that cannot be planned.
+    """The engine of a worker. Raises ConfigError for arguments that vLLM does not take, for models
+    that cannot be planned, and for a draft model with another tokenizer.
     """
     check_version()
     cpu = not torch.cuda.is_available()
@@ -146,6 +147,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     if cpu:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_generators)
     _refuse_what_cannot_be_planned(config, scheduler)
+    _check_draft_model(config.speculative_config, tokenizer, folder)
     if scheduler.num_spec_tokens:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_back)
     # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it
@@ -217,3 +219,21 @@ def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
         raise ConfigError(f"drafts by {drafts.method} cannot be planned yet: draft_model or ngram")
     if drafts.parallel_drafting or drafts.draft_sample_method != "greedy":
         raise ConfigError("drafts that are made in parallel or sampled cannot be planned yet")
+    if getattr(drafts, "use_heterogeneous_vocab", False):  # not in every version
+        raise ConfigError(
+            "drafts from another vocabulary (use_heterogeneous_vocab) cannot be planned yet: use a "
+            "draft model with the model's own tokenizer"
+        )
+
+
+def _check_draft_model(drafts: Any, tokenizer: Tokenizer, target: Path) -> None:
+    """Raises ConfigError for a draft model with another tokenizer: vLLM compares sizes alone."""
+    if drafts is None or drafts.method != "draft_model":
+        return
+    draft = Path(drafts.draft_model_config.model)
+    if not draft.is_dir():
+        raise ConfigError(
+            f"the draft model {draft} is not a folder, so its tokenizer cannot be compared: "
+            "download it, and name its folder in speculative_config"
+        )
+    check_tokenizers(tokenizer, target, draft)

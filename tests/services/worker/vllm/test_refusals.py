@@ -5,6 +5,7 @@ processes of their own.
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,34 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
             {"vllm": {"max_model_len": 128, "speculative_config": drafts}, "kv_blocks": 8},
         ),
     ]
+    errors = errors_of(tried)
+    assert "sliding windows" in errors[0]
+    assert errors[1].startswith("adapter lost cannot be loaded")
+    assert errors[2].startswith("adapter wide cannot be loaded")
+    assert "rank" in errors[2]
+    assert "sampled" in errors[3]
+    assert "max_slots" in errors[4]
+
+
+@pytest.mark.parametrize("translated", [False, True])
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, translated: bool) -> None:
+    """In a process each: vLLM sets no second engine with a draft model up after one."""
+    drafts: dict[str, Any] = {**conftest.SPECULATION, "model": str(stranger(tmp_path / "stranger"))}
+    if translated:
+        drafts["use_heterogeneous_vocab"] = True
+    options = {"vllm": {"max_model_len": 512, "speculative_config": drafts}}
+    [error] = errors_of([(str(conftest.OURS), options)])
+    if translated:
+        assert "use_heterogeneous_vocab" in error
+    else:
+        assert "another tokenizer" in error
+        assert "2048 and 2048 tokens, and they differ in '!'" in error
+
+
+def errors_of(tried: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The errors of these models and options, one after the other in a process of their own; empty:
+    the engine was set up.
+    """
     ran = subprocess.run(
         [sys.executable, "-c", ALONE, json.dumps(tried)],
         cwd=ROOT,
@@ -139,13 +168,20 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     (line,) = (line for line in ran.stdout.splitlines() if line.startswith("errors "))
-    errors = json.loads(line.removeprefix("errors "))
-    assert "sliding windows" in errors[0]
-    assert errors[1].startswith("adapter lost cannot be loaded")
-    assert errors[2].startswith("adapter wide cannot be loaded")
-    assert "rank" in errors[2]
-    assert "sampled" in errors[3]
-    assert "max_slots" in errors[4]
+    errors: list[str] = json.loads(line.removeprefix("errors "))
+    return errors
+
+
+def stranger(folder: Path) -> Path:
+    """Write the shipped draft with another tokenizer of the same size: two tokens have each other's
+    ids.
+    """
+    shutil.copytree(conftest.DRAFT, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["!"], vocabulary["?"] = vocabulary["?"], vocabulary["!"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def sliding(folder: Path) -> Path:
