@@ -16,7 +16,7 @@ import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.lora.request import LoRARequest
@@ -46,6 +46,12 @@ class _Slot:
     computed: int = 0
     entered: bool = False  # it has had KV since it was loaded or preempted
     read: int = 0  # positions in the draft model's KV
+
+
+class _Fitting(NamedTuple):
+    entries: list[Entry]
+    beginning: list[tuple[_Slot, int]]  # and the blocks of their first chunk
+    free_blocks: int  # left
 
 
 class VllmEngine:
@@ -114,7 +120,7 @@ class VllmEngine:
         began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         scheduler, states = self._scheduler, [self._slots[entry.slot] for entry in work]
-        depths = self._depths(work, states, selection)
+        depths = self._with_room(work, states, self._depths(work, states, selection))
         drafted_s = self._draft(states, depths)
         entries = self._entries(work, states, depths)
         scheduler.obey([entry for entry in entries if entry.tokens])
@@ -183,6 +189,16 @@ class VllmEngine:
         room: int = self._longest - request.num_tokens
         return max(0, min(entry.tokens - 1, self._max_depth, room))
 
+    def _with_room(
+        self, work: Sequence[Work], states: Sequence[_Slot], depths: list[int]
+    ) -> list[int]:
+        """The depths, 0 where the drafts would find no KV: the draft model is not run for them. How
+        many drafts n-grams bring is known only once they were looked for, at hardly any cost.
+        """
+        if not any(depths) or not self._scheduler.num_lookahead_tokens:
+            return depths
+        return [entry.drafts for entry in self._fit(work, states, depths).entries]
+
     def _draft(self, states: Sequence[_Slot], depths: Sequence[int]) -> float:
         """Makes the drafts of this iteration. Returns the seconds it took; 0: none are wanted."""
         began_s = time.monotonic()
@@ -221,17 +237,32 @@ class VllmEngine:
     def _entries(
         self, work: Sequence[Work], states: Sequence[_Slot], depths: Sequence[int]
     ) -> list[Entry]:
-        """The part of the work that vLLM can do. An entry without room has 0 tokens: vLLM must
-        never have to preempt on its own.
+        """The part of the work that vLLM can do."""
+        made = [
+            min(depth, len(state.request.spec_token_ids))
+            for state, depth in zip(states, depths, strict=True)
+        ]
+        entries, beginning, free_blocks = self._fit(work, states, made)
+        # cached positions count as the request's own from here on, so only where there is room
+        for state, blocks in beginning:
+            more = self._blocks(state.request.num_tokens) - blocks
+            state.request.skip_reading_prefix_cache = more > free_blocks
+            free_blocks -= max(0, more) if more <= free_blocks else 0
+        return entries
+
+    def _fit(
+        self, work: Sequence[Work], states: Sequence[_Slot], planned: Sequence[int]
+    ) -> _Fitting:
+        """The part of the work that finds room, with the planned drafts of each entry or without.
+        An entry that finds none has 0 tokens: vLLM must never have to preempt on its own.
         """
         room_tokens = self._scheduler.max_num_scheduled_tokens
         free_blocks = self._facts.kv_blocks - sum(
             self._blocks(state.computed) for state in self._slots.values()
         )
         entries, beginning = [], list[tuple[_Slot, int]]()
-        for wanted, state, depth in zip(work, states, depths, strict=True):
+        for wanted, state, drafts in zip(work, states, planned, strict=True):
             left = state.request.num_tokens - state.computed
-            drafts = min(depth, len(state.request.spec_token_ids))
             tokens = min(1 + drafts if left == 1 else min(wanted.tokens, left), room_tokens)
             blocks = self._blocks(state.computed + tokens) - self._blocks(state.computed)
             if drafts and blocks > free_blocks:  # the token that needs no drafts
@@ -245,12 +276,7 @@ class VllmEngine:
                 if tokens and not state.entered:
                     beginning.append((state, blocks))
             entries.append(Entry(state.request, tokens, min(drafts, max(0, tokens - 1))))
-        # cached positions count as the request's own from here on, so only where there is room
-        for state, blocks in beginning:
-            more = self._blocks(state.request.num_tokens) - blocks
-            state.request.skip_reading_prefix_cache = more > free_blocks
-            free_blocks -= max(0, more) if more <= free_blocks else 0
-        return entries
+        return _Fitting(entries, beginning, free_blocks)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._facts.block_tokens)

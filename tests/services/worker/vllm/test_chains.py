@@ -328,8 +328,8 @@ def test_drafts_keep_to_the_grammar(drafting: Any, case: Any) -> None:
     assert play.drafted_tokens > 0
 
 
-def test_a_decode_whose_drafts_do_not_fit_makes_its_one_token(
-    drafting: Any, case: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_decode_whose_drafts_do_not_fit_makes_its_one_token_and_none_are_drafted(
+    drafting: Any, case: Any, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = drafting.facts.block_tokens
     begin(drafting, case("ours"), 1)
@@ -339,6 +339,28 @@ def test_a_decode_whose_drafts_do_not_fit_makes_its_one_token(
         computed += done.computed
     no_more = drafting.facts._replace(kv_blocks=-(-computed // size))
     monkeypatch.setattr(drafting, "_facts", no_more)
-    [done] = decode(drafting, [4])  # its drafts would need another block
+    outcome = iterate(drafting, {0: 4})  # its drafts would need another block
+    [done] = outcome.done
     assert (done.computed, len(done.tokens), done.drafted) == (1, 1, 0)
+    assert passes == [] and outcome.drafted_s == 0.0, "drafted for nothing"
+    [done] = decode(drafting, [1])
+    assert done.drafted == 1 and len(passes) == 1, "these fit"
     drafting.release(Slot(0))
+
+
+def test_of_two_decodes_with_room_for_the_drafts_of_one_only_the_first_is_drafted_for(
+    drafting: Any, case: Any, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, known = drafting.facts.block_tokens, case("ours")
+    begin(drafting, known, 2)
+    computed = [len(known.prompts[n]) for n in known.firm[:2]]
+    for slot in range(2):
+        while computed[slot] % size != size - 3:
+            [done] = iterate(drafting, {slot: 0}).done
+            computed[slot] += done.computed
+    blocks = sum(-(-tokens // size) for tokens in computed)
+    monkeypatch.setattr(drafting, "_facts", drafting.facts._replace(kv_blocks=blocks + 1))
+    assert [done.drafted for done in iterate(drafting, {1: 4, 0: 4}).done] == [4, 0]
+    assert passes == [computed[1] + 1, 1, 1, 1], "the second request was drafted for"
+    for slot in range(2):
+        drafting.release(Slot(slot))
