@@ -1,5 +1,6 @@
 """Prefix caching in the torch engine: what is shared, what it says of it, and what gives way."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -19,11 +20,11 @@ from shared.vocabulary import Slot
 torch = pytest.importorskip("torch")
 
 from services.worker.engines import draft_model  # noqa: E402
-from services.worker.engines.attention import Part, positions_of  # noqa: E402
+from services.worker.engines.attention import Branches, Part, positions_of  # noqa: E402
 from services.worker.engines.paged import Blocks, Place  # noqa: E402
 from services.worker.engines.prefixes import Prefix  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
-from tests.services.worker.tiny_models import tiny_model  # noqa: E402
+from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 PROMPT = [(11 * n) % 256 for n in range(42)]
 
@@ -188,6 +189,50 @@ def test_nobody_writes_to_a_shared_block_of_the_drafts_kv(
         draft.draft([first])
     assert written
     assert not shared.intersection(written)
+
+
+def test_nobody_writes_to_a_shared_block_of_the_targets_kv(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of eight requests begins with all that the one before it has said by then, and one token
+    more. Between two of them all decode with trees, of which some nodes are accepted and moved.
+    """
+    engine = engine_of(model, kv_blocks=200, draft=near(tmp_path, model, noise=0.6))
+    logits, move = engine._model.logits, engine._model.move
+    blocks, seen = engine._blocks, Counter[str]()
+
+    def written(positions: Sequence[int], how: str) -> None:
+        for block in {position // 4 for position in positions}:
+            assert blocks._owners[block] == 1, f"a shared block is written: {how}"
+            assert block not in blocks._hash_of, f"a block that others may find is written: {how}"
+            seen[how] += 1
+
+    def watched(ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]) -> Any:
+        seen["trees"] += sum(isinstance(part, Branches) for part in parts)
+        written(positions_of(parts)[1], "in a pass")
+        return logits(ids, parts, rows)
+
+    def watched_move(sources: Sequence[int], targets: Sequence[int]) -> None:
+        written(targets, "moved")
+        move(sources, targets)
+
+    monkeypatch.setattr(engine._model, "logits", watched)
+    monkeypatch.setattr(engine._model, "move", watched_move)
+    text = PROMPT
+    for slot in range(8):
+        seen["cached"] += ask(engine, slot, text).cached
+        decodes = slot + 1
+        trees = Selection(
+            method="slo_then_throughput", depth=pack([3] * decodes), width=pack([2] * decodes),
+            budget_tokens=256,
+        )  # fmt: skip
+        for _ in range(3):
+            engine.execute([Work(Slot(n), 7, True) for n in range(decodes)], trees)
+            seen["shared"] += engine.snapshot().shared_blocks
+        text = [*engine._slots[Slot(slot)].tokens, slot]
+    print(seen)
+    engine.check()
+    assert all(seen[what] > 0 for what in ("cached", "shared", "trees", "in a pass", "moved"))
 
 
 @settings(deadline=None, print_blob=True, max_examples=50)
