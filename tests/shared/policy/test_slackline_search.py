@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.results.experiment import execute
+from loadgen.results.experiment import Run, execute
+from loadgen.results.slackline import short_kv_mixes, whole_answers
 from loadgen.results.slackline.mixes import mix
 from loadgen.results.slackline.same_loads import load_of
 from loadgen.results.slackline.systems import ours
@@ -116,8 +117,8 @@ WITHIN_300_MS = Tier(slo=Slo(ttft_s=0.3, tbt_s=0.08940812911684368))
 # Loads on which it was far behind when a search found them (the fourth and fifth: a draw at
 # random), and what it loses there now. Of the first, 239 requests, edf loses 1; of the second, 265,
 # edf loses 54; of the third, 237, adaserve loses 15; of the fourth, 260, srpf loses 20, and of the
-# fifth, 224, as many; of the sixth, 257, slos_serve loses 75; of the seventh, 259, edf loses 3.
-# The last is not mended (docs/decisions.md): of 236 qoserve loses 83.
+# fifth, 224, as many; of the sixth, 257, slos_serve loses 75; of the seventh, 259, edf loses 3; of
+# the eighth, 236, qoserve loses 83.
 FOUND = [
     ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 0),
     (
@@ -254,3 +255,36 @@ def test_what_fresh_random_loads_have_found_stays_mended(seed: int) -> None:
     assert figures is not None
     assert figures.offered == offered
     assert figures.violated <= missed + LUCK < best
+
+
+# Loads of docs/slackline-results.md on which it is three points behind or more, and not mended: how
+# many requests are offered, and what it loses there now. Where the best of the ten is ahead:
+# - 7018, drawn at random: adaserve, which loses 6, by 8.0 points (an important request counts as
+#   three). Drafts would pay there beside prompts, and cost more on other loads (docs/decisions.md).
+# - 9001, whole answers: sjf, which loses 275, by 7.3 points. The cause is known in part: requests
+#   wait for longer before they begin, and more of those that begin in time end too late
+#   (docs/slackline-results.md).
+# - 9014, whole answers: edf, which loses 73, by 3.6 points. The cause was not looked for.
+# - 9017, whole answers: qoserve, which loses 623, by 5.6 points. The cause was not looked for. It
+#   is not shortened: of 700 such requests slackline loses 332 and qoserve 414.
+# - 9119, drawn at random, with little KV: qoserve, which loses 99, by 3.6 points. The cause was not
+#   looked for.
+STILL_BEHIND = [
+    (mix(7018, 400), 428, 61),
+    (whole_answers.load(9001, 1200), 1257, 367),
+    (whole_answers.load(9014, 1200), 1124, 114),
+    (whole_answers.load(9017, 1200), 1213, 692),
+    (short_kv_mixes.load(9119, 800), 834, 129),
+]
+
+
+@pytest.mark.parametrize(
+    ("run", "offered", "missed"), STILL_BEHIND, ids=[str(run.seed) for run, _, _ in STILL_BEHIND]
+)
+def test_published_loads_on_which_it_is_behind_get_no_worse(
+    run: Run, offered: int, missed: int
+) -> None:
+    figures = execute(ours(run)).figures
+    assert figures is not None
+    assert figures.offered == offered
+    assert figures.violated <= missed + LUCK
