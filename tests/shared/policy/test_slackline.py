@@ -19,6 +19,7 @@ from shared.policy.slackline.due import (
     EARNING,
     LOOSE_S,
     can_wait,
+    due_of_offers,
     due_of_rows,
     eased,
     hope_unix_s,
@@ -42,7 +43,8 @@ from shared.policy.slackline.work_ahead import (
     work_of_rows,
 )
 from shared.policy.slackline.yields import yields
-from shared.vocabulary import Definition, Slo
+from shared.schemas import Offer
+from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import (
     NOW,
     Linear,
@@ -78,6 +80,37 @@ def test_a_token_is_due_a_pace_after_the_newest_one_and_a_prefill_before_its_fir
     assert token_due_unix_s(seen, due)[0] == pytest.approx(NOW + 0.05)
     assert due.prefill_unix_s[1] == NOW + 5.0
     assert due.pace_s.tolist() == [0.05, 0.05]
+
+
+def test_a_request_that_thinks_has_the_tightest_pace_of_the_stages_to_come() -> None:
+    """While it thinks that of the answer counts, too: thinking may end with any token. Once it
+    answers, the answer's own counts alone.
+    """
+    hasty_answer = Slo(ttft_s=6.0, thinking_tbt_s=0.2, tbt_s=0.05)
+    calm_answer = Slo(ttft_s=6.0, thinking_tbt_s=0.05, tbt_s=0.2)
+
+    def row(slot: int, slo: Slo, *, thinking: bool) -> Row:
+        later_s = slo.pace_s(False) if thinking else math.inf
+        return interactive(slot, tbt_s=slo.pace_s(thinking), later_tbt_s=later_s, thinking=thinking)
+
+    def offer(slo: Slo, *, thinking: bool) -> Offer:
+        return Offer(
+            key=RequestKey("t.1"), attempt=1, service_class=ServiceClass.STANDARD, tier="deep",
+            slo=slo, importance=1.0, application="a", arrived_unix_s=NOW, prompt_tokens=100,
+            max_tokens=500, answering=not thinking,
+        )  # fmt: skip
+
+    stages = [(slo, thinking) for slo in (hasty_answer, calm_answer) for thinking in (True, False)]
+    rows = [row(n, slo, thinking=thinking) for n, (slo, thinking) in enumerate(stages)]
+    paces_s = [0.05, 0.05, 0.05, 0.2]
+    waiting = due_of_rows(view(rows), OutputLengths(), 0.02)
+    assert waiting.pace_s.tolist() == paces_s
+    decoding = view([decode(each) for each in rows])
+    due = due_of_rows(decoding, OutputLengths(), 0.02)
+    assert due.pace_s.tolist() == paces_s
+    assert token_due_unix_s(decoding, due).tolist() == [NOW + pace_s for pace_s in paces_s]
+    offers = [offer(slo, thinking=thinking) for slo, thinking in stages]
+    assert due_of_offers(offers, NOW, OutputLengths(), 0.02).pace_s.tolist() == paces_s
 
 
 def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> None:

@@ -4,18 +4,21 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import named_workload
+from loadgen.simulator import simulation
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import RunOptions, simulate
-from loadgen.simulator.traffic import Traffic
+from loadgen.simulator.traffic import Planned, Traffic, stored_as
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import DEFINITIONS, Choice, Observation, Phase, View
@@ -23,8 +26,9 @@ from shared.policy.slackline.due import FAR_S, LOOSE_S
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import Slackline
 from shared.policy.slackline.token_windows import TEN
+from shared.schemas import Body, Record
 from shared.tiers import DEFAULT, DEMO_3, Tier, TierSet
-from shared.vocabulary import Definition, Slo
+from shared.vocabulary import Definition, FinishReason, ServiceClass, Slo
 from tests.shared.policy.views import NOW, Row, decode, entries, view
 
 # Requests a second that one A100 carries, roughly.
@@ -191,6 +195,56 @@ def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
         assert waits.beyond_pace_s < CLOSE_S
         more_s = LITTLE_KV_S if kv_blocks else FULL_S
         assert waits.unserved_s < waits.iteration_s / SHARE + more_s
+
+
+# Each wait is longer than that of any standard request for its first token, so it bounds the first
+# token whatever class a request has. Some best-effort ones begin in that time, and some do not.
+WAITING = TierSet(
+    name="waiting",
+    default="chat",
+    tiers={
+        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.6, wait_s=18.0),
+        "whole": Tier(slo=Slo(ttlt_s=8.0), share=0.4, wait_s=22.0),
+    },
+)
+
+
+def stored_with_its_wait(planned: Planned, tiers: TierSet, *others: Any) -> tuple[Record, Body]:
+    """As admission stores a request that may wait for so long as its tier says."""
+    record, body = stored_as(planned, tiers, *others)
+    wait_s = tiers.named(planned.tier).wait_s
+    assert wait_s is not None
+    return replace(record, begin_by_unix_s=record.arrived_unix_s + wait_s), body
+
+
+@pytest.mark.parametrize(("workload", "hand_back"), [("chatbot", False), ("mix", True)])
+def test_in_overload_a_best_effort_request_begins_in_the_time_that_its_tier_says_or_expires(
+    workload: str, hand_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first token may be late by the iteration that is under way. Its end may be late by one
+    more: the next plan says that it leaves. What gives way before it has begun waits in the pool
+    (`hand_back`), or on its replica.
+    """
+    monkeypatch.setattr(simulation, "stored_as", stored_with_its_wait)
+    arrivals_s = draw_arrivals(Gaps(), 2.0 * CARRIED_RPS[workload], ARRIVALS_S, 1)
+    requests = plan_requests(arrivals_s, named_workload(workload, 8192), WAITING, 1)
+    deployment = Deployment("slackline", "a100-llama3-8b", hand_back=hand_back, draft=0.0)
+    with watched() as found:
+        verdicts = simulate(Traffic(requests, WAITING, 1), deployment, RunOptions()).verdicts
+    late_s = max(waits.iteration_s for waits in found.values())
+    began = expired = 0
+    for request, verdict in zip(requests, verdicts, strict=True):
+        assert verdict is not None
+        wait_s = WAITING.named(request.tier).wait_s
+        assert wait_s is not None
+        if verdict.ttft_s is not None:
+            assert verdict.ttft_s <= wait_s + late_s
+            began += verdict.service_class is ServiceClass.BEST_EFFORT
+        else:
+            assert verdict.finish_reason is FinishReason.EXPIRED
+            assert verdict.ended_unix_s - request.arrival_s <= wait_s + 2 * late_s
+            expired += verdict.replica is not None
+    assert began and expired, "on the replica"
 
 
 def test_a_request_with_a_pace_alone_has_its_first_token_within_an_hour_or_is_best_effort() -> None:
