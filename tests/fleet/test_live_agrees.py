@@ -91,7 +91,14 @@ CASES = (
     ),
     Case(policy="qoserve", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
     Case(policy="slackline", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
-    Case(policy="slos_serve", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
+    Case(
+        policy="slos_serve",
+        settings=ROUND_ROBIN,
+        workload="mix",
+        rate=10.3,
+        duration_s=31.0,
+        lost_fraction=0.005,
+    ),
     # One LP, one HP.
     Case(
         policy="ascendra", workload="short-mix", rate=20.0, tiers=BUILT_IN["ascendra-8b-sharegpt"]
