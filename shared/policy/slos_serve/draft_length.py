@@ -75,12 +75,13 @@ class Acceptance:
     def __init__(self) -> None:
         self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
         self._plain = 0  # iterations with decodes since one last drafted
+        self._fresh = True  # nothing was observed, and nothing forgotten
 
     def begin(self, shares: Sequence[float]) -> None:
         """Begin with the shares by position that were seen on this replica before; no change once
         something was observed.
         """
-        if shares and self._tried == PRIOR_DRAFTS:
+        if shares and self._fresh:
             self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)
 
     def forget(self, iterations: int) -> None:
@@ -88,10 +89,10 @@ class Acceptance:
         self._plain += iterations
         if self._plain >= AGAIN and self.alpha < LOW:
             self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
-            self._plain = 0
+            self._plain, self._fresh = 0, False
 
     def observe(self, drafts: Drafts) -> None:
-        self._plain = 0
+        self._plain, self._fresh = 0, False
         self._accepted += float(drafts.accepted.sum())
         self._tried += float(np.minimum(drafts.accepted + 1, drafts.drafted).sum())
         if self._tried > FADE_DRAFTS:

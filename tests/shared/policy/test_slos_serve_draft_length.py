@@ -282,6 +282,15 @@ def test_drafts_end_where_none_is_accepted_and_are_tried_again_for_a_few_iterati
     )
 
 
+def test_what_was_seen_before_a_planner_took_over_does_not_end_drafts_for_ever() -> None:
+    learned, before = Acceptance(), [0.05, 0.02]
+    learned.begin(before)
+    assert learned.alpha < 0.1
+    learned.forget(AGAIN)
+    learned.begin(before)  # as before every plan
+    assert learned.alpha > 0.5
+
+
 def test_every_verified_token_but_the_newest_is_charged_a_step() -> None:
     draft = Draft(Linear(), 0.05, 0.05)
     step_s = draft.step_s(BatchShape(decodes=3, decode_context=3 * 500))
