@@ -214,11 +214,11 @@ others:
     render=render,
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
-have prefills alone, and drafts where paces need them. That a TTLT may not shorten every
-iteration matters to whole answers beside tight requests: 4.5 points of `mix`. What early
-tokens earn matters most where windows of ten judge short prompts: 3.3 points of Reasoning, and with
-the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
-matters to `mix` (1.8), and to short answers with a pace near a pass
+have prefills alone, and drafts where paces need them. That a TTLT may not shorten every iteration
+matters to whole answers beside tight requests: 4.5 points of `mix`. What early tokens earn matters
+most where windows of ten judge short prompts: 3.3 points of Reasoning, and with the seeds and the
+rate of the first table, before the last changes, 11.0. Where deadlines judge it matters to `mix`
+(1.8), and to short answers with a pace near a pass
 ([decisions.md](decisions.md#2026-11-27-earned-time-where-no-prefill-waits)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
@@ -254,7 +254,8 @@ Where whole answers are due within 30 and 90 s and overload lasts, the order of 
 22.2 points, that a TTLT may not shorten every iteration 7.4, and that answers in a hurry are let go
 4.2. The second look at what gives way is worth 0.9 there and nothing on `mix`; that whole answers
 go back by 8 ms a token 2.1 on `mix` and 0.2 there. Chat never goes back on these loads
-([decisions.md](decisions.md#2026-11-28-a-second-look) has some on which it does). Late first tokens that are made up for bring 1.7 where `ttlt` judges.
+([decisions.md](decisions.md#2026-11-28-a-second-look) has some on which it does). Late first tokens
+that are made up for bring 1.7 where `ttlt` judges.
 
 That important requests are done early costs 0.5 in the one column that has any, and with one seed
 2.3. It came for replicas near a collapse, where without it 80 to 98 % of the important ones were
