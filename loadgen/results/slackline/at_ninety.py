@@ -39,7 +39,7 @@ The same loads, each at the highest rate at which `slackline` meets {100 * (1 - 
 with seed {SEED}, within {100 * capacities.PRECISION:g} %, beside the best of the ten there, found
 and shown as above. QoServe's loads are not here, since the rate depends on how long they last: over
 minutes code and ShareGPT keep 98 % at twice the rate of the matrix ([Overload](#overload)), and
-over four hours all three keep 85 to 89 % at that rate
+over four hours all three keep 85 to 90 % at that rate
 ([Overload for four hours](#overload-for-four-hours)).""",
     hours=1.0,
     render=render,

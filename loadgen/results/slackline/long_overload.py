@@ -69,12 +69,9 @@ The same for four hours, with seed {LONG_SEED}.""",
     hours=4.0,
     render=partial(render, systems=SYSTEMS, seeds=(LONG_SEED,)),
     discussion="""\
-Over four hours `slackline` is 3.5 and 5.7 points ahead of the better setting of `qoserve` on
-conversations and ShareGPT, and 0.4 behind it on code, with one seed. Before time that early tokens
-have earned was spent where deadlines judge, it kept 86.4, 89.4 and 84.8 %. Its runs here are older
-than the changes for whole answers of 2026-11-28 ([decisions](decisions.md#2026-11-28-a-second-look)
-has the last). Over half an hour the first of these moved four of nine runs, by 13 requests of
-10,799 at most, and the last moved five: conversations lose 260 of 70,282 in place of 342, ShareGPT
-three more.
+Over four hours `slackline` is 3.8 and 5.6 points ahead of the better setting of `qoserve` on
+conversations and ShareGPT, and level with it on code (0.1 ahead), with one seed. Before time that
+early tokens have earned was spent where deadlines judge, it kept 86.4, 89.4 and 84.8 %; with that,
+and before the changes for whole answers of 2026-11-28, 85.7, 89.3 and 84.7.
 """,
 )
