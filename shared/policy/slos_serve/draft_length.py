@@ -79,7 +79,7 @@ class Acceptance:
 
     def begin(self, shares: Sequence[float]) -> None:
         """Begin with the shares by position that were seen on this replica before; no change once
-        something was observed.
+        something was observed or forgotten.
         """
         if shares and self._fresh:
             self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)
