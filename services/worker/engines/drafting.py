@@ -65,7 +65,7 @@ def check_tokenizers(tokenizer: Tokenizer, target: Path, draft: Path) -> None:
     of_draft = Tokenizer.load(draft).inner.get_vocab(with_added_tokens=True)
     differing = of_target.items() ^ of_draft.items()
     if differing:
-        token = min(differing, key=lambda pair: pair[1])[0]
+        token = min(differing, key=lambda pair: (pair[1], pair[0]))[0]
         raise ConfigError(
             f"the draft model in {draft} has another tokenizer than the model in {target}: "
             f"{len(of_draft)} and {len(of_target)} tokens, and they differ in {token!r}"
