@@ -47,7 +47,9 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     file_limit_bytes: int = 200 * 1024 * 1024
     """The longest file; 200 MiB, as OpenAI's for a batch."""
     tenant_files_bytes: int = 512 * 1024 * 1024
-    """All files of one tenant, so that no tenant fills the bucket of 2 GiB."""
+    """All files of one tenant, uploads under way at this gateway among them, so that no tenant
+    fills the bucket of 2 GiB.
+    """
     uploads_limit: int = 16
     """Uploads at once; each keeps 1 MiB at most."""
     upload_within_s: float = 600.0

@@ -1,6 +1,7 @@
 """OpenAI's files on the wire: POST, GET and DELETE /v1/files, for batches alone."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,6 +13,7 @@ from services.gateway import multipart
 from services.gateway.batch_store import BatchStore
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
+from services.gateway.file_room import FileRoom, Share
 from services.gateway.file_store import MONTH_S, FileStore, Incoming
 from services.gateway.multipart import Began, Form
 from services.gateway.visits import CutOff, Visit
@@ -76,6 +78,7 @@ class Files:
 
     def __init__(self, cfg: GatewayConfig, store: FileStore, batches: BatchStore) -> None:
         self._cfg, self._store, self._batches = cfg, store, batches
+        self._room = FileRoom(store, cfg.tenant_files_bytes)
         self._uploads = 0
 
     async def create(self, visit: Visit) -> None:
@@ -86,35 +89,48 @@ class Files:
         incoming = self._store.incoming()
         self._uploads += 1
         try:
+            async with self._room.upload(visit.tenant) as share:
+                fields, keep_s = await self._arrive(visit, form, incoming, share)
+                async with share.becoming_a_file():
+                    shown = await self._store.commit(
+                        visit.tenant,
+                        incoming.id,
+                        incoming.digest,
+                        filename=fields["file"],
+                        purpose="batch",
+                        keep_s=keep_s,
+                    )
+        finally:
+            self._uploads -= 1
+        await visit.answer(msgspec.json.encode(shown))
+
+    async def _arrive(
+        self, visit: Visit, form: Form, incoming: Incoming, share: Share
+    ) -> tuple[dict[str, str], int]:
+        """The fields, and the time for which the file is kept; its chunks are in the store then. If
+        this fails, they are not.
+        """
+        try:
             async with asyncio.timeout(self._cfg.upload_within_s):
-                fields = await self._read(visit, form, incoming)
+                fields = await self._read(visit, form, incoming, share)
             keep_s = _check(fields)
             await incoming.finish(KEEP_S)
         except BaseException as error:
+            share.give_back()
             if incoming.digest.chunks:
-                await self._store.objects.purge(incoming.id)
+                with suppress(BusError):  # whoever runs the batches deletes them later
+                    await self._store.objects.purge(incoming.id)
             if isinstance(error, TimeoutError):
                 raise Rejected(TOO_SLOW) from None
             if isinstance(error, StoreFull):
                 raise Rejected(NO_ROOM) from error
             raise
-        finally:
-            self._uploads -= 1
-        shown = await self._store.commit(
-            visit.tenant,
-            incoming.id,
-            incoming.digest,
-            filename=fields["file"],
-            purpose="batch",
-            keep_s=keep_s,
-        )
-        await visit.answer(msgspec.json.encode(shown))
+        return fields, keep_s
 
-    async def _read(self, visit: Visit, form: Form, incoming: Incoming) -> dict[str, str]:
+    async def _read(
+        self, visit: Visit, form: Form, incoming: Incoming, share: Share
+    ) -> dict[str, str]:
         """The fields; the file is on its way into the store. `file` is the name of the file."""
-        room = self._cfg.tenant_files_bytes - sum(
-            file.bytes for file in await self._store.of_tenant(visit.tenant)
-        )
         fields: dict[str, str] = {}
         name, size = "", 0
         while not form.whole:
@@ -133,7 +149,7 @@ class Files:
                     size += len(piece.data)
                     if size > self._cfg.file_limit_bytes:
                         raise Rejected(TOO_LARGE)
-                    if size > room:
+                    if not share.take(len(piece.data)):
                         raise Rejected(NO_ROOM)
                     await incoming.take(piece.data, KEEP_S)
                 else:

@@ -1,4 +1,6 @@
-"""Files that arrive too slowly, or are not read: bounded, cleaned up, nobody else is disturbed."""
+"""Files that arrive slowly, side by side, or are not read: bounded, cleaned up, nobody else is
+disturbed.
+"""
 
 import asyncio
 import contextlib
@@ -6,9 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
+from services.gateway.file_store import CHUNK_BYTES
 from shared.bus.nats import NatsBus, connect
+from shared.bus.objects import Objects
+from shared.errors import BusTimeout
 from tests.services.gateway.test_gateway import WITHIN_S, Site, site
 
 HEAD = (
@@ -108,6 +114,63 @@ async def test_uploads_beyond_the_limit_are_told_to_come_back_and_others_are_ser
                 await asyncio.sleep(0.05)
         await http.delete(f"/v1/files/{taken.json()['id']}")
         assert await chunks_in(bus) == before
+
+
+async def post(http: httpx.AsyncClient, size: int) -> httpx.Response:
+    """Upload so many bytes at once."""
+    files = {"file": ("b.jsonl", b"y" * size)}
+    return await http.post("/v1/files", data={"purpose": "batch"}, files=files)
+
+
+async def until_stored(bus: NatsBus, before: set[str], size: int) -> None:
+    """Until the chunks of the one upload that came since then hold so many bytes."""
+    async with asyncio.timeout(WITHIN_S):
+        stored = 0
+        while stored < size:
+            await asyncio.sleep(0.01)
+            for chunks in await chunks_in(bus) - before:
+                stored = sum([len(chunk.payload) async for chunk in bus.files.read(chunks)])
+
+
+async def test_uploads_side_by_side_have_the_room_of_their_tenant_together(nats_url: str) -> None:
+    half = MB // CHUNK_BYTES * CHUNK_BYTES
+    async with (
+        connect(nats_url, "test") as bus,
+        site(nats_url, tenant_files_bytes=3 * MB) as at,
+        at.http() as http,
+    ):
+        before = await chunks_in(bus)
+        async with connection(at) as (reader, writer):
+            await send_half(writer)
+            await until_stored(bus, before, half)
+            refused = await post(http, 2 * MB + MB // 2)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "slow_down")
+            taken = await post(http, MB + MB // 2)  # what was refused takes no room
+            assert taken.status_code == 200
+            writer.write(b"x" * MB)  # for which there is no room any more
+            answer = await reader.readuntil(b"}}")
+            assert answer.startswith(b"HTTP/1.1 429 ") and b"slow_down" in answer
+        beside = await post(http, MB + MB // 2)  # and nor does what was given up
+        assert beside.status_code == 200
+        assert (await post(http, 1)).status_code == 429
+        for file in (taken, beside):
+            await http.delete(f"/v1/files/{file.json()['id']}")
+        assert await chunks_in(bus) == before
+        whole = await post(http, 3 * MB)
+        assert whole.status_code == 200
+        await http.delete(f"/v1/files/{whole.json()['id']}")
+
+
+async def test_a_refused_upload_is_told_why_though_its_chunks_cannot_be_deleted_now(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def purge(self: Objects, chunks: str) -> None:
+        raise BusTimeout("no answer")
+
+    monkeypatch.setattr(Objects, "purge", purge)
+    async with site(nats_url, file_limit_bytes=MB) as at, at.http() as http:
+        refused = await post(http, 2 * MB)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "request_too_large")
 
 
 @pytest.mark.skipif(
