@@ -103,7 +103,9 @@ class BatchRun:
                         await self._settle(line)
                     else:
                         await self._room.take(CHOICES, len(line.raw))
-                        lines.create_task(self._line(line), name="batch.line")
+                        task = lines.create_task(self._line(line), name="batch.line")
+                        # also if it never began
+                        task.add_done_callback(partial(self._ended, len(line.raw)))
                         await asyncio.sleep(PACE_S)
             watching.cancel()
         await self._count()
@@ -123,24 +125,24 @@ class BatchRun:
                 yield line
 
     async def _line(self, numbered: Numbered) -> None:
-        try:
-            line = batch_lines.read(numbered.raw)
-            asking = Asking(
-                self._record.endpoint,
-                self._record.tenant,
-                id_of(self._record.id, numbered.number),
-                bytes(line.body),
-                await self._ttlt_s(numbered.number),
-                float(self._record.expires_at),
-                self._stop,
-            )
-            answered = await self._asker.ask(asking)
-            if answered is None:
-                await self._settle(numbered)
-            else:
-                await self._keep(numbered.number, line.custom_id, answered)
-        finally:
-            self._room.give(CHOICES, len(numbered.raw))
+        line = batch_lines.read(numbered.raw)
+        asking = Asking(
+            self._record.endpoint,
+            self._record.tenant,
+            id_of(self._record.id, numbered.number),
+            bytes(line.body),
+            await self._ttlt_s(numbered.number),
+            float(self._record.expires_at),
+            self._stop,
+        )
+        answered = await self._asker.ask(asking)
+        if answered is None:
+            await self._settle(numbered)
+        else:
+            await self._keep(numbered.number, line.custom_id, answered)
+
+    def _ended(self, size_bytes: int, _: asyncio.Task[None]) -> None:
+        self._room.give(CHOICES, size_bytes)
 
     async def _ttlt_s(self, number: int) -> float:
         """The time to the last token of a line: what is left of the window when its block begins.

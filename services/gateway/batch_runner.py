@@ -88,8 +88,11 @@ class BatchRunner:
         found = await self._store.open()
         waiting = [record for record in found if record.id not in self._running]
         for record in [record for record in waiting if not record.open]:
-            await self._store.tidy(record)
             waiting.remove(record)
+            try:
+                await self._store.tidy(record)
+            except PeerError as error:
+                log.error("batch.damaged", batch_id=record.id, error=error.message)
         while waiting and len(self._running) < AT_ONCE:
             running = Counter(record.tenant for record, _ in self._running.values())
             chosen = min(waiting, key=lambda r: (running[r.tenant], r.created_at, r.id))
@@ -125,5 +128,8 @@ class BatchRunner:
             return
         orphans = stored - named - used
         for chunks in orphans & self._orphans:
-            await self._files.objects.purge(chunks)
+            try:
+                await self._files.objects.purge(chunks)
+            except PeerError as error:  # no file of ours has such a name
+                log.error("files.damaged", error=error.message)
         self._orphans = orphans
