@@ -21,13 +21,13 @@ from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
 from shared.core.flight import shape_of
 from shared.core.held_request import seed_of
-from shared.core.worker import WorkerCounters
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.acceptance import Acceptance, some_of, speculate
+from shared.policy.acceptance import Acceptance, speculate
 from shared.policy.need import Needs, Paces, needed_tokens
 from shared.policy.seam import Bools, Floats
+from shared.policy.speculation import along
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -41,6 +41,17 @@ from shared.schemas import (
     Selection,
 )
 from shared.vocabulary import FinishReason, ServiceClass
+
+
+@dataclass(slots=True)
+class Counters:
+    iterations: int = 0
+    tokens: int = 0
+    drafted: int = 0  # draft tokens verified
+    accepted: int = 0  # of these
+    verifications: int = 0  # entries that had drafts verified
+    exec_s: float = 0.0
+    idle_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -85,7 +96,7 @@ class VirtualWorker:
     ) -> None:
         self._announce = announce
         self._profile, self._draft, self._acceptance = profile, draft, acceptance
-        self.counters = WorkerCounters()
+        self.counters = Counters()
         self._queue: deque[BatchPlan] = deque()
         self._running: _Running | None = None
         self._requests: dict[int, _Request] = {}
@@ -198,7 +209,9 @@ class VirtualWorker:
         tokens: Ints = np.minimum(caps, wanted)
         decodes, emits = self._decoding[slots], tokens >= wanted
         if plan.selection is not None:
-            selection = some_of(plan.selection, ~gone) if skipped else plan.selection
+            selection = plan.selection
+            if skipped:
+                selection = along(selection, np.flatnonzero(~gone).tolist())
             needed = self._needed(slots, now_unix_s, selection.lasts_s)
             return self._speculate(plan, selection, slots, caps, needed, skipped, ending)
         shape = shape_of(has, tokens, decodes)

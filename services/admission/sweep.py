@@ -178,14 +178,14 @@ class Sweep:
         """Delete what no record has named for ORPHAN_S: an admission died between the two writes,
         or a delete was lost.
         """
-        now = self._clock.unix_s()
+        now, of_bodies = self._clock.unix_s(), set(bodies)
         self._orphans = {
             key: self._orphans.get(key, now) for key in (*bodies, *outputs) if key not in named
         }
         for key, since in self._orphans.items():
             if now - since >= ORPHAN_S:
                 log.info("store.orphaned", key=key)
-                if key in bodies:
+                if key in of_bodies:
                     await self._records.forget_body(key)
                 else:
                     await self._records.forget_output(key)

@@ -11,7 +11,6 @@ from services.gateway.batch_record import ERRORS_LIMIT, LineError
 
 LINES_LIMIT = 50_000
 LINE_LIMIT_BYTES = 8 * 1024 * 1024 - 64 * 1024  # as a body over HTTP
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

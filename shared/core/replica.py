@@ -89,16 +89,13 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 @dataclass(slots=True)
 class Counters:
-    """Counts that the shell exports."""
+    """Counts that the planner exports, or the simulator reads."""
 
     plans: int = 0
     acks: int = 0
     resyncs: int = 0
     mispredicted_entries: int = 0
     forced_preemptions: int = 0
-    relegated: int = 0
-    exec_s: float = 0.0
-    idle_s: float = 0.0
 
 
 class ReplicaCore:
@@ -422,8 +419,6 @@ class ReplicaCore:
     ) -> None:
         """Profile, lead and policy learn from an iteration that ran."""
         self.counters.acks += 1
-        self.counters.exec_s += ack.exec_s
-        self.counters.idle_s += ack.idle_s
         drafted_s = ack.drafted_s or flight.draft_s
         self._profile.observe(landing.shape, ack.exec_s - drafted_s, ack.late_s)
         if not flight.draft_begins:
@@ -448,7 +443,6 @@ class ReplicaCore:
         n, flight = event.iterations, self._ahead.flights[0]
         self.counters.plans += n
         self.counters.acks += n
-        self.counters.exec_s += event.exec_s
         seen = Observation(
             event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n
         )
@@ -573,7 +567,6 @@ class ReplicaCore:
         if orders.relegated:  # they may have waited too long for a first token already
             leaves_unix_s = float(books.leaves_unix_s().min(initial=math.inf))
             self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
-        self.counters.relegated += len(choice.relegate)
         waits = math.isfinite(choice.again_unix_s)
         if waits and not len(choice.slots):
             self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)

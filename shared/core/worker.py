@@ -46,12 +46,8 @@ NO_BODY = Body(prompt=b"", sampling=Sampling())
 
 @dataclass(slots=True)
 class WorkerCounters:
-    plans: int = 0
-    iterations: int = 0
-    tokens: int = 0
-    drafted: int = 0  # draft tokens verified
-    accepted: int = 0  # of these
-    verifications: int = 0  # entries that had drafts verified
+    """Times of the engine, as the heartbeat tells them."""
+
     exec_s: float = 0.0
     idle_s: float = 0.0
     late_s: float = 0.0
@@ -282,7 +278,6 @@ class WorkerCore:
         if plan is None:
             releases = self._holdings.take_releases()
             return Turn(None, [], releases, [], [], None, []) if releases else None
-        self.counters.plans += 1
         for slot, why in zip(unpack_list(plan.released), plan.released_why, strict=True):
             if slot in self._holdings:
                 self._holdings.end_later(self._holdings[slot], why)
@@ -355,7 +350,6 @@ class WorkerCore:
         turn = self._running
         assert turn is not None and turn.plan is not None
         self._running = None
-        self.counters.iterations += 1
         self.counters.exec_s += exec_s
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
@@ -435,7 +429,6 @@ class WorkerCore:
 
     def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
         """The KV positions that the iteration filled, the draft model's too, and the tokens."""
-        self.counters.tokens += len(did.tokens)
         if not request.begun:
             request.take_first_chunk(did)
         drafted = depth > 0 and request.decodes and did.computed > 0
@@ -443,9 +436,6 @@ class WorkerCore:
         if drafted:  # the draft model has read it, even if nothing was verified
             request.drafted = request.computed
         if did.drafted:
-            self.counters.drafted += did.drafted
-            self.counters.accepted += did.computed - 1
-            self.counters.verifications += 1
             application = request.record.application
             self._draft_yields.observe(application, did.drafted, did.computed - 1)
 

@@ -16,10 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from shared.columns import Indices, Ints, pack, unpack
+from shared.columns import Indices, Ints, unpack
 from shared.errors import ConfigError
 from shared.perf.draft import Draft
 from shared.policy.need import Needs
@@ -144,15 +143,6 @@ def speculate(
         drafted,
         np.where(drafts, has + kept, filled),
         drafted_s,
-    )
-
-
-def some_of(selection: Selection, kept: Bools) -> Selection:
-    """The selection of some entries of its plan."""
-    return replace(
-        selection,
-        depth=pack(unpack(selection.depth)[kept]),
-        width=pack(unpack(selection.width)[kept]),
     )
 
 

@@ -238,7 +238,8 @@ def test_what_was_drafted_for_a_request_that_fails_counts_as_drafted() -> None:
     assert [over.message for over in finished.overs] == ["the format is too deep"]
     assert [(did.computed, did.drafted) for did in worker.ran.done] == [(2, 2)]
     assert unpack_list(finished.ack.drafted) == [2]
-    assert (worker.core.counters.drafted, worker.core.counters.accepted) == (2, 1)
+    (told,) = worker.core.draft_yields
+    assert (told.verifications, told.accepted) == (1, [1.0, 0.0])
 
 
 def test_what_requests_share_is_in_the_ack_and_in_the_books() -> None:
