@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="number of times that both sides are started; a process may be 20 %% slower or faster "
+        help="number of times that both sides are started; a process may stay slower or faster "
         "than another for its whole life (default: 1)",
     )
     parser.add_argument(

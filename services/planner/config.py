@@ -20,7 +20,9 @@ class PlannerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     digest_s: float = 0.1
     """The time between two digests of a replica."""
     hold_timeout_s: float = 1.0
-    """The longest wait for a worker to hold a request. Then the offer is declined."""
+    """The longest wait for a worker to hold a request. Then the offer is answered in doubt: the
+    planner resyncs, and admission withdraws the request there.
+    """
     lost_s: float = 3.0
     """A worker without a heartbeat for this long is not planned for."""
     drain_s: float = 5.0
