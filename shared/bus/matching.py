@@ -48,8 +48,11 @@ class Routes(Generic[L]):
         """The listeners for one message: all of those in no queue group, and a random one of each
         group.
         """
+        listeners = [*self._exact.get(subject, ()), *self._wildcards(subject)]
+        if len(listeners) < 2:
+            return listeners
         chosen, queues = list[L](), dict[str, list[L]]()
-        for listener in (*self._exact.get(subject, ()), *self._wildcards(subject)):
+        for listener in listeners:
             if listener.queue:
                 queues.setdefault(listener.queue, []).append(listener)
             else:
@@ -78,6 +81,9 @@ def matches(pattern: list[str], tokens: list[str]) -> bool:
         if len(tokens) <= len(pattern):
             return False
         tokens = tokens[: len(pattern)]
-    return len(pattern) == len(tokens) and all(
-        p in ("*", t) for p, t in zip(pattern, tokens, strict=True)
-    )
+    if len(pattern) != len(tokens):
+        return False
+    for wanted, token in zip(pattern, tokens, strict=True):  # a generator costs twice as much
+        if wanted != token and wanted != "*":
+            return False
+    return True

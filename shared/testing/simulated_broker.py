@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Counters
@@ -46,8 +46,7 @@ class Faults:
     publish_yields: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A core message under way. `answers` receives the reply to it, at the broker."""
 
     subject: str
@@ -83,7 +82,8 @@ class Broker:
         self.bodies = BucketState(subjects.BODIES_BUCKET)
         self.leases = BucketState(subjects.LEASES_BUCKET, LEASE_TTL_S)
         self.acks = LogState("acks")
-        self.trace: deque[tuple[float, str, str]] | None = (
+        # the instant, who, what as a format, and what it shows
+        self.trace: deque[tuple[float, str, str, tuple[object, ...]]] | None = (
             deque(maxlen=trace_lines) if trace_lines else None
         )
         self.routes: Routes[Listening] = Routes(rng)
@@ -127,13 +127,18 @@ class Broker:
         """Put a message of no connection to the broker now."""
         self.route(Envelope(subject, payload, headers))
 
-    def note(self, who: str, what: str) -> None:
-        """Add a line to the story; tests add their own events."""
+    def note(self, who: str, what: str, *shown: object) -> None:
+        """Add a line to the story; tests add their own events. `shown` are put into `what`, a
+        format, when the story is told, which is seldom: they stay as they are until then.
+        """
         if self.trace is not None:
-            self.trace.append((self.loop.time(), who, what))
+            self.trace.append((self.loop.time(), who, what, shown))
 
     def story(self) -> str:
-        return "\n".join(f"{at_s:12.6f} {who:<16} {what}" for at_s, who, what in self.trace or ())
+        return "\n".join(
+            f"{at_s:12.6f} {who:<16} {what.format(*shown) if shown else what}"
+            for at_s, who, what, shown in self.trace or ()
+        )
 
     def hop_s(self) -> float:
         """The drawn duration of one hop."""

@@ -222,7 +222,7 @@ class SimBus:
             msg = codec.received(kind, envelope.subject, envelope.payload, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
-            self._tell("bad", envelope.subject, error)
+            self._broker.note(self.link.name, f"bad {envelope.subject} {error!r:.300}")
             self.answer(envelope, codec.refusal(error), json=call.json)
             return
         self._tell("<-", envelope.subject, msg)
@@ -275,10 +275,11 @@ class SimBus:
             done = act()
         except SlacklineError as error:
             done = error
-        if self._broker.trace is not None:
-            self._broker.note(
-                self.link.name, f"{what}: {done!r:.120}{'' if result else ' (unheard)'}"
-            )
+        heard = "" if result else " (unheard)"
+        if isinstance(done, SlacklineError):  # kept, it would keep the frames of its traceback
+            self._broker.note(self.link.name, f"{what}: {done!r:.120}{heard}")
+        else:
+            self._broker.note(self.link.name, "{}: {!r:.120}{}", what, done, heard)
         if result is not None:
             self.link.down(_settle, (result, done), self._context)
 
@@ -303,8 +304,7 @@ class SimBus:
         return payload
 
     def _tell(self, direction: str, subject: str, msg: object) -> None:
-        if self._broker.trace is not None:
-            self._broker.note(self.link.name, f"{direction} {subject} {msg!r:.300}")
+        self._broker.note(self.link.name, "{} {} {!r:.300}", direction, subject, msg)
 
 
 class SimKeyValue:

@@ -17,7 +17,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
@@ -35,10 +35,42 @@ class Owner:
 
     def __init__(self) -> None:
         self.held = False
-        self.stash: deque[tuple[Owner | None, asyncio.Handle]] = deque()
+        self.stash: deque[Call] = deque()
 
 
 OWNER: ContextVar[Owner | None] = ContextVar("owner", default=None)
+
+
+class Call(asyncio.TimerHandle):
+    """A callback that is due at an instant, and its owner. It is lighter than a handle of asyncio,
+    which asks for the debug mode at every step: a run makes hundreds of thousands.
+    """
+
+    __slots__ = ("owner",)
+    _callback: Callable[..., object] | None
+    _context: Context
+
+    def __init__(
+        self,
+        when_s: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._when = when_s
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context = copy_context() if context is None else context
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+        self.owner = context.get(OWNER)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = None  # with what it refers to
+        self._args = ()
 
 
 class VirtualTask(asyncio.Task[Any]):
@@ -69,8 +101,8 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
-        self._ready: deque[tuple[Owner | None, asyncio.Handle]] = deque()
-        self._timers: list[tuple[float, int, Owner | None, asyncio.TimerHandle]] = []
+        self._ready: deque[Call] = deque()
+        self._timers: list[tuple[float, int, Call]] = []
         self._compact_at = 256  # at so many timers, cancelled ones are removed
         self._serials = itertools.count(1)
         # in order of creation; the list keeps tasks from the garbage collector's timing
@@ -88,9 +120,9 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append((OWNER.get() if context is None else context.get(OWNER), handle))
-        return handle
+        call = Call(self._now_s, callback, args, self, context)
+        self._ready.append(call)
+        return call
 
     def call_later(
         self,
@@ -112,15 +144,14 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        owner = OWNER.get() if context is None else context.get(OWNER)
+        call = Call(when, callback, args, self, context)
         timers = self._timers
-        heapq.heappush(timers, (when, next(self._serials), owner, handle))
+        heapq.heappush(timers, (when, next(self._serials), call))
         if len(timers) > self._compact_at:
-            timers[:] = [timer for timer in timers if not timer[3].cancelled()]
+            timers[:] = [timer for timer in timers if not timer[2]._cancelled]
             heapq.heapify(timers)
             self._compact_at = 2 * len(timers) + 256
-        return handle
+        return call
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -214,18 +245,25 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
                     return
                 turns = 0
             elif turns > BUSY_TURNS:
-                raise RuntimeError(f"tasks spin at {self._now_s:.6f} s, among them {ready[0][1]!r}")
+                raise RuntimeError(f"tasks spin at {self._now_s:.6f} s, among them {ready[0]!r}")
             while timers and timers[0][0] <= self._now_s:
-                ready.append(heapq.heappop(timers)[2:])
+                ready.append(heapq.heappop(timers)[2])
             for _ in range(len(ready)):
-                item = ready.popleft()
-                owner, handle = item
-                if handle.cancelled():
+                call = ready.popleft()
+                if call._cancelled:
                     continue
+                owner = call.owner
                 if owner is not None and owner.held:
-                    owner.stash.append(item)
+                    owner.stash.append(call)
                     continue
-                handle._run()
+                try:
+                    call._context.run(call._callback, *call._args)  # type: ignore[arg-type]
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler(
+                        {"message": f"{call!r} failed", "exception": error, "handle": call}
+                    )
                 if self._stopping:
                     return
 
@@ -234,7 +272,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         if self._closing:
             return False
         timers = self._timers
-        while timers and timers[0][3].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             waiting = [task.get_name() for task in self._tasks if not task.done()]

@@ -7,6 +7,7 @@ the story.
 """
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ STORM = Faults(
     publish_yields=0.2,
 )
 PROFILE = "a100-llama3-8b"
+profile = functools.cache(profiles.load)  # every worker of every schedule has the same
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class World:
                 draft=DRAFT,
                 features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()),
             )
-            engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
+            engine = SimEngine(facts, profile(PROFILE), wait=None, clock=self.net.loop.time)
             await worker.serve(
                 cfg_w,
                 bus,
