@@ -393,7 +393,7 @@ def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(
 def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None:
     """Drafts beyond its end would ask for blocks that do not exist."""
     requests = [PlannedRequest(0, 0.0, 600, 424, "batch", 1.0, "t", "")]
-    facts = ReplicaFacts(kv_blocks=64, context_tokens=1024)
+    facts = ReplicaFacts(kv_blocks=64, context_tokens=1024, max_slots=24)
     for latency in LATENCIES:
         result = run(requests, "chain", latency, facts=facts, check_every=1)
         assert result.tokens == 424

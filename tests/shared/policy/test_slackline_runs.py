@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import CHATBOT, Synthetic
-from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
@@ -27,6 +27,8 @@ CHAT = TierSet(
     default="chat",
     tiers={"chat": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1, definition=Definition.MAX_TPOT_10))},
 )
+# More slots than any load here has requests: each check of the books looks at every slot.
+ROOMY = ReplicaFacts(max_slots=2048)
 
 
 def planned(tiers: TierSet, rate_rps: float, seed: int) -> list[PlannedRequest]:
@@ -43,11 +45,15 @@ def served(
     draft: float = 0.0,
     seed: int = 3,
 ) -> SimulationResult:
-    return simulate(
+    return checked(
         Traffic(planned(tiers, rate_rps, seed), tiers, seed=seed),
-        Deployment(policy, "a100-llama3-8b", latency=LATENCIES[latency], draft=draft),
-        RunOptions(check_every=50),
+        Deployment(policy, "a100-llama3-8b", latency=LATENCIES[latency], draft=draft, facts=ROOMY),
     )
+
+
+def checked(traffic: Traffic, deployment: Deployment) -> SimulationResult:
+    assert len(traffic.requests) < deployment.facts.max_slots
+    return simulate(traffic, deployment, RunOptions(check_every=50))
 
 
 @pytest.mark.parametrize("latency", ["none", "live"])
@@ -96,8 +102,8 @@ def outcomes(
     load: Load, requests: Sequence[PlannedRequest], tiers: TierSet, draft: float = 0.0
 ) -> Sequence[Verdict]:
     traffic = Traffic(requests, tiers.judged_by(load["definition"]), load["seed"])
-    deployment = Deployment("slackline", "a100-llama3-8b", draft=draft)
-    result = simulate(traffic, deployment, RunOptions(check_every=50))
+    deployment = Deployment("slackline", "a100-llama3-8b", facts=ROOMY, draft=draft)
+    result = checked(traffic, deployment)
     found = [verdict for verdict in result.verdicts if verdict is not None]
     assert len(found) == len(requests)
     return found
@@ -371,6 +377,7 @@ def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
 @pytest.mark.parametrize("part", Part)
 def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
     requests = planned(DEMO_3, 12.0, 5)
-    deployment = Deployment("slackline", "a100-llama3-8b", settings={"without": part.value})
-    result = simulate(Traffic(requests, DEMO_3, seed=5), deployment, RunOptions(check_every=50))
+    without = {"without": part.value}
+    deployment = Deployment("slackline", "a100-llama3-8b", settings=without, facts=ROOMY)
+    result = checked(Traffic(requests, DEMO_3, seed=5), deployment)
     assert result.finished == len(result.verdicts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import CHATBOT, Synthetic
-from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
@@ -383,11 +383,12 @@ def test_with_a_draft_model_far_fewer_are_declined_and_no_other_request_is_late(
     requests = plan_requests(
         draw_arrivals(Gaps(), 8.0, 40.0, 1), Synthetic((CHATBOT,), 8192), tiers, seed=1
     )
+    facts = ReplicaFacts(max_slots=len(requests) + 1)  # each check looks at every slot
 
     def violated(draft: float) -> int:
         result = simulate(
             Traffic(requests, tiers),
-            Deployment("slos_serve", "a100-llama2-7b", draft=draft),
+            Deployment("slos_serve", "a100-llama2-7b", facts=facts, draft=draft),
             RunOptions(check_every=5),
         )
         broken = np.array([verdict is None or not verdict.slo_met for verdict in result.verdicts])
