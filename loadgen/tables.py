@@ -1,39 +1,61 @@
-"""Tables that fit the terminal. The first column says what a row is about, so it is always whole;
-the others break between words. Where even that is too wide, each row becomes a paragraph.
+"""Tables, and lines beside them, that fit the terminal. The first column says what a row is about,
+so it is always whole; the others break between words, and never between a number and its unit.
+Where even that is too wide, each row becomes a paragraph.
 """
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+UNIT = r"(?:%|x|[mu]?s|min|h|MB|GB|GiB|(?:tokens|requests)?/s)(?![\w/])"
+BREAK = re.compile(rf"(?<!\d) | (?!{UNIT})")  # the spaces at which a line may end
+INDENT = "  "
 
 
 def print_table(console: Console, table: Table) -> None:
     console.print(fitted(table, console.width))
 
 
+def print_line(console: Console, line: str | Text) -> None:
+    """The line, in several where it is too long. A plain text has no markup."""
+    console.print(_broken(line if isinstance(line, Text) else Text(line), console.width))
+
+
 def fitted(table: Table, width: int) -> Table:
-    """The table at most so many characters wide. It may be changed in place."""
+    """The table at most so many characters wide."""
     texts = [[_plain(cell) for cell in (c.header, *c.cells)] for c in table.columns]
-    least = [_longest(text.split() for text in cells) for cells in texts]
+    least = [
+        _longest(BREAK.split(line) for text in cells for line in text.splitlines())
+        for cells in texts
+    ]
     widths = [_longest(text.splitlines() for text in cells) for cells in texts]
     least[0] = widths[0]
     left, right = table.padding[3], table.padding[1]
     edges = len(widths) + 1 if table.box is not None else 0
-    room = width - edges - len(widths) * (left + right)
+    padded = len(widths) - (not table.pad_edge)
+    room = width - edges - padded * (left + right)
     if sum(least) > room:
-        return _paragraphs(table)
+        return _paragraphs(table, width)
     if sum(widths) <= room:
         return table
     while sum(widths) > room:
         widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
         widths[widest] -= 1
-    for column, its in zip(table.columns, widths, strict=True):
+    out = copy(table)
+    out.columns, out.rows = [column.copy() for column in table.columns], []
+    for column, its in zip(out.columns, widths, strict=True):
+        column.header = _broken(column.header, its)
         column.width = its
         column.no_wrap = False
-        column.overflow = "fold"
-    return table
+    for row, *cells in zip(table.rows, *(c.cells for c in table.columns), strict=True):
+        broken = map(_broken, cells, widths)
+        out.add_row(*broken, style=row.style, end_section=row.end_section)
+    return out
 
 
 def plain_cells(table: Table) -> list[list[str]]:
@@ -46,15 +68,38 @@ def _longest(texts: Iterable[Sequence[str]]) -> int:
     return max((len(piece) for pieces in texts for piece in pieces), default=0)
 
 
+def _text(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+
+
 def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    return _text(cell).plain
 
 
 def _one_line(cell: object) -> str:
     return ", ".join(_plain(cell).splitlines())
 
 
-def _paragraphs(table: Table) -> Table:
+def _broken(cell: object, width: int) -> Text:
+    """The same in lines of at most `width`, unless a piece is longer."""
+    text = _text(cell).copy()
+    text.plain = "\n".join(_lines(line, width) for line in text.plain.split("\n"))
+    return text
+
+
+def _lines(line: str, width: int) -> str:
+    first, *rest = BREAK.split(line)
+    lines = [first]
+    for piece in rest:
+        longer = f"{lines[-1]} {piece}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(piece)
+    return "\n".join(lines)
+
+
+def _paragraphs(table: Table, width: int) -> Table:
     """The same, a paragraph for each row: the first cell, then each other one with its header."""
     out = Table(title=table.title, title_justify="left", box=None, show_header=False)
     out.add_column(overflow="fold")
@@ -67,5 +112,6 @@ def _paragraphs(table: Table) -> Table:
             if _plain(cell)
         ]
         out.add_row(Text(_one_line(first), style="bold"))
-        out.add_row(Text("  " + "; ".join(cells)))
+        lines = _lines("; ".join(cells), width - len(INDENT) - 2)  # 2: the column's padding
+        out.add_row(Text(textwrap.indent(lines, INDENT)))
     return out

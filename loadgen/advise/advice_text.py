@@ -10,38 +10,38 @@ from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
 from loadgen.advise.enough import Fleet
 from loadgen.lab.figures_table import figures_table
 from loadgen.load.report import percent
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.tiers import TierSet
 
 
 def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
-    def say(line: str) -> None:
-        out.print(line, highlight=False, markup=False)
-
     searched = advice.searched
-    say(
+    print_line(
+        out,
         f"{advice.trace}: {_requests(advice.requests)} in {_length(advice.duration_s)}; tiers "
-        f"{advice.tiers}, seed {advice.seed}; SLOs judged by {advice.definition}"
+        f"{advice.tiers}, seed {advice.seed}; SLOs judged by {advice.definition}",
     )
-    say(
+    print_line(
+        out,
         f"Replicas that meet {percent(advice.target)} of the SLOs in the busiest stretch: "
         f"{_requests(searched.requests)} in {_length(searched.seconds)}, "
-        f"{_length(searched.from_s)} after the beginning"
+        f"{_length(searched.from_s)} after the beginning",
     )
     print_table(out, _fleets_table(advice.fleets))
     for line in (*_hopeless(advice), *_gpus(advice.fleets), *_drafts(advice.fleets)):
-        say(line)
+        print_line(out, line)
     if advice.chosen is None or advice.shown is None:
-        say("No fleet is enough: loosen the SLOs, or lower --target.")
+        print_line(out, "No fleet is enough: loosen the SLOs, or lower --target.")
         return
     shown = advice.shown
-    say(
+    print_line(
+        out,
         f"\n{_requests(shown.stretch.requests)} in {_length(shown.stretch.seconds)}, "
-        f"on {said(advice.chosen)} of {title(advice.chosen)}:"
+        f"on {said(advice.chosen)} of {title(advice.chosen)}:",
     )
     print_table(out, figures_table(shown.figures, tiers))
     for line in _sufferers(shown):
-        say(line)
+        print_line(out, line)
 
 
 def _fleets_table(fleets: Sequence[Fleet]) -> Table:

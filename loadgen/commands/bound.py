@@ -14,7 +14,7 @@ from rich.table import Table
 from loadgen.bound.limit import Bound, bound
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.load.report import percent
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 
 # The limits that each relaxation takes into account, from the loosest. docs/bound.md defines and
 # proves them.
@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
     print_table(out, _table(setup, found))
-    out.print(
+    print_line(
+        out,
         f"Every scheduler without speculation violates at least "
         f"{percent(found.violated_fraction)} of these {setup.offered} requests "
         f"(definition {setup.definition}, {setup.replicas} x {setup.profile}; "
         f"computed in {found.wall_s:.1f} s).",
-        highlight=False,
     )
     return 0
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
 from loadgen.commands.trial_arguments import (
@@ -28,7 +28,7 @@ from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.errors import ConfigError
 from shared.perf.draft import DraftCost
 
@@ -133,14 +133,16 @@ def run(args: argparse.Namespace) -> int:
     latency = (
         "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
     )
-    out.print(
-        f"[bold]{report.capacity_rps:g} requests/s[/] with "
-        f"{escape(named(report.policy, report.settings))} and at most "
-        f"{percent(report.violations)} violated, within {percent(report.precision)}\n"
-        f"{report.replicas} x {escape(report.profile)}, tiers {escape(report.tiers)}, "
-        f"{report.duration_s:g} s, seed {report.seed}, {latency}; "
-        f"SLOs judged by {report.definition}",
-        highlight=False,
+    print_line(
+        out,
+        Text.assemble(
+            (f"{report.capacity_rps:g} requests/s", "bold"),
+            f" with {named(report.policy, report.settings)} and at most "
+            f"{percent(report.violations)} violated, within {percent(report.precision)}\n"
+            f"{report.replicas} x {report.profile}, tiers {report.tiers}, "
+            f"{report.duration_s:g} s, seed {report.seed}, {latency}; "
+            f"SLOs judged by {report.definition}",
+        ),
     )
     return 0
 

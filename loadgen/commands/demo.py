@@ -25,6 +25,7 @@ from loadgen.demo.rush import Rush, capacity_per_s
 from loadgen.fleet.fleet import Fleet, FleetSpec, torch_replicas
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
+from loadgen.tables import print_table
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf.iteration_time import Profile
@@ -208,14 +209,14 @@ async def _on(
 
 def _show(reports: list[Report], out: Path, console: Console) -> None:
     console.rule("Results")
-    console.print(side_by_side(reports))
+    print_table(console, side_by_side(reports))
     console.print(_in_words(reports), highlight=False)
     console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
     path = out / "trace-slackline.jsonl"
     traces = story.read_traces(path)
     chosen = story.richest(traces)
     if chosen is not None:
-        console.print(story.timeline(chosen, traces[chosen]))
+        print_table(console, story.timeline(chosen, traces[chosen]))
     console.print(
         f"\nreports  {out}/fcfs.json, {out}/slackline.json  (slackline compare {out}/*.json)",
         highlight=False,

@@ -23,7 +23,7 @@ from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.report import engine_time, make_report, table, write_report, zero_gap_note
 from loadgen.load.tally import Tally
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
@@ -115,15 +115,12 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         out = Console(width=None if sys.stdout.isatty() else 120)
         print_table(out, table(report))
         if note := zero_gap_note(t.tbt.p50_s for t in (*report.tiers.values(), report.total)):
-            out.print(note, highlight=False)
+            print_line(out, note)
         for sample in report.error_samples:
-            out.print(f"  {sample}", highlight=False, markup=False)
-        out.print(
-            f"requests were sent at most {1000 * report.lateness_max_s:.1f} ms late",
-            highlight=False,
-        )
+            print_line(out, f"  {sample}")
+        print_line(out, f"requests were sent at most {1000 * report.lateness_max_s:.1f} ms late")
         if report.engines is not None:
-            out.print(engine_time(report.engines), highlight=False)
+            print_line(out, engine_time(report.engines))
     if report.interrupted:
         return 1 if gone else INTERRUPTED
     # a run without a single answer has failed

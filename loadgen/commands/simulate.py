@@ -11,7 +11,7 @@ from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import circumstances, figures_table, named
 from loadgen.load.report import zero_gap_note
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.perf.draft import DraftCost
 
 
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     print_table(out, figures_table(figures, plan.tiers))
     groups = (figures.by_tier, figures.by_importance, figures.by_length)
     if note := zero_gap_note(group.tbt_s.p50 for each in groups for group in each.values()):
-        out.print(note, highlight=False)
-    out.print(_summary(figures), highlight=False)
+        print_line(out, note)
+    print_line(out, _summary(figures))
     return 0
 
 

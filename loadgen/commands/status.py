@@ -10,7 +10,7 @@ from rich.console import Console
 from loadgen.access import access_of, add_access_arguments
 from loadgen.fleet.fleet_tables import headline, replica_table, tier_table
 from loadgen.load.connection import connecting
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.bus.users import OPERATOR
 from shared.client.ping import answers
 from shared.clock import Clock
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_tables(out: Console, picture: Picture) -> None:
     if picture.replicas:
-        out.print(headline(picture), highlight=False)
+        print_line(out, headline(picture))
         print_table(out, replica_table(picture))
     if any(tier.offered for tier in picture.tiers):
         print_table(out, tier_table(picture))

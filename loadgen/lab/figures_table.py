@@ -15,7 +15,7 @@ from shared.vocabulary import Slo
 
 def figures_table(found: Figures, tiers: TierSet) -> Table:
     """The table of a run."""
-    out = Table(box=SIMPLE_HEAD)
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("")
     latencies = (f"{name} p50 / p99" for name in ("TTFT", "TBT", "TTLT"))
     for name in ("SLO", "offered", "violated", "why", *latencies):

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loadgen.commands.profile import list_table
-from loadgen.tables import print_table
+from loadgen.tables import print_line, print_table
 from shared.perf import profile_file as profiles
 
 WORD = st.text("abcdefgh0123456789%", min_size=1, max_size=9)
@@ -61,3 +62,26 @@ def test_profiles_are_listed_whole_at_any_width(width: int) -> None:
     for file in files:
         assert file.name in text
         assert file.model.split()[0] in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_figure_and_its_unit_are_on_one_line(width: int) -> None:
+    figures = ["12.3 ms", "4.0 %", "31.5 s", "1,234 tokens/s", "5.53 requests/s", "0.95 x", "7 MB"]
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("")
+    for name in ("latencies of each request", "shares and rates", "TTFT p50 / p99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for n, each in enumerate(figures):
+        others = [figures[(n + k) % len(figures)] for k in (1, 2, 3)]
+        told = f"[bold]{each} in all, then {others[0]}[/]"
+        table.add_row(f"row {n}", told, Text(" or ".join(others)), f"{each} / {others[1]}")
+    lines = printed(table, width)
+    assert max(map(len, lines)) <= width
+    for each in figures:
+        assert sum(line.count(each) for line in lines) == len(figures), (each, lines)
+
+
+def test_a_line_is_broken_at_no_figure_either() -> None:
+    out = io.StringIO()
+    print_line(Console(file=out, width=30), "engines [busy] for all but 100 % of 40 s, or so")
+    assert out.getvalue().splitlines() == ["engines [busy] for all but", "100 % of 40 s, or so"]

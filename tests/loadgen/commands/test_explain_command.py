@@ -74,7 +74,7 @@ def test_both_paragraphs_are_as_wide_as_the_terminal_and_no_item_is_broken(width
     show(FOUND, Console(file=out, width=width, color_system=None))
     lines = out.getvalue().splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("default/"))
-    end = next(n for n, line in enumerate(lines) if not line.strip())
+    end = next(n for n, line in enumerate(lines) if not line[:1].strip())  # a table
     second = lines[begin:end]
     assert max(map(len, lines[:end])) <= width
     items = [
