@@ -125,19 +125,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     choices = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for name, (module, line) in COMMANDS.items():
-        sub = choices.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.")
-        if words[:1] == [name]:
-            import_module(module).add_arguments(sub)
-    args = parser.parse_args(words)
+    command = words[0] if words else ""
     try:
+        for name, (module, line) in COMMANDS.items():
+            sub = choices.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.")
+            if name == command:
+                import_module(module).add_arguments(sub)
+        args = parser.parse_args(words)
         code: int = import_module(COMMANDS[args.command][0]).run(args)
         sys.stdout.flush()
     except ConfigError as error:
-        print(f"slackline {args.command}: {error}", file=sys.stderr)
+        print(f"slackline {command}: {error}", file=sys.stderr)
         return 2
     except SlacklineError as error:
-        print(f"slackline {args.command}: {error}", file=sys.stderr)
+        print(f"slackline {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED

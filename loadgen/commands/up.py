@@ -307,6 +307,8 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     fleet = Fleet(spec, _say)
     starting = asyncio.ensure_future(fleet.__aenter__())
+    telling = asyncio.ensure_future(_tell_awaited(fleet))
+    starting.add_done_callback(lambda _: telling.cancel())
     ending: asyncio.Future[None] | None = None
     signals = 0
 
@@ -314,6 +316,9 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
         nonlocal signals
         signals += 1
         stop.set()
+        telling.cancel()
+        if signals == 1 and not starting.done():
+            _say("stopping before the fleet is ready (Ctrl-C again stops at once)")
         if signals <= 2:  # a third would only break off the cleaning up
             starting.cancel()
             if ending is not None:
@@ -334,8 +339,6 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
     print(
         f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''}: {engine}", flush=True
     )
-    telling = asyncio.ensure_future(_tell_awaited(fleet))
-    starting.add_done_callback(lambda _: telling.cancel())
     try:
         await starting
     except asyncio.CancelledError:

@@ -120,6 +120,23 @@ async def test_ctrl_c_stops_a_fleet_and_leaves_no_process_behind() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+async def test_ctrl_c_before_it_is_ready_is_answered_at_once_and_leaves_no_process_behind() -> None:
+    process = await asyncio.create_subprocess_exec(*UP, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert (await process.stdout.readline()).startswith(b"starting")
+    wait_for(lambda: bool(children_of(process.pid)), WAIT_S)
+    pids = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    told = (await process.stdout.read()).splitlines()
+    assert await process.wait() == 0
+    assert told == [
+        b"stopping before the fleet is ready (Ctrl-C again stops at once)",
+        b"stopped before the fleet was ready",
+    ]
+    assert [pid for pid in pids if not gone(pid)] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     process, lines, pids = await started()
     assert process.stdout is not None
