@@ -1,11 +1,12 @@
-"""The place and the reason of a value that does not fit its type, with the names of tables, which
-msgspec leaves out (`$[...].slo`).
+"""The places and the reasons of a value that does not fit its type, with the names of tables,
+which msgspec leaves out (`$[...].slo`).
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -17,13 +18,41 @@ IN_WORDS = {
     f"Expected `str` matching regex '{SHA256}'": "Expected the SHA-256 that `slackline key` prints"
 }
 UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+MISSING = re.compile(r"Object missing required field `([^`]*)`")
 ALIKE = 0.6  # a mistyped name is at least so like the one that is meant; 1 is the same
 UNKNOWN_FIELD = "unknown field"  # the reason, where that is it
 
 
 def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, str]:
     """The place within `raw`, such as `nightly.slo.ttlt` (empty: all of it), and the reason."""
-    why, _, path = str(error).partition(" - at `$")
+    place, why = _misfit(raw, kind, str(error))
+    return ".".join(map(str, place)), _in_words(why)
+
+
+def misfits(raw: Any, kind: Any) -> list[tuple[str, str]]:
+    """Each place within `raw` that does not fit, and its reason; of a list the first place."""
+    found: list[tuple[str, str]] = []
+    taken: list[Sequence[str | int]] = []  # what did not fit and is left out of `raw` by now
+    while error := _fault(raw, kind):
+        place, why = _misfit(raw, kind, error)
+        missing = MISSING.fullmatch(why)
+        if missing is None or [*place, missing[1]] not in taken:
+            found.append((".".join(map(str, place)), _in_words(why)))
+        table = list(takewhile(lambda step: isinstance(step, str), place))
+        if not table:
+            break
+        taken.append(table)
+        raw = _without(raw, table)
+    return found
+
+
+def all_misfits(raw: Any, kind: Any) -> str:
+    """The places and the reasons in one line."""
+    return "; ".join(f"{place and f'{place}: '}{why}" for place, why in misfits(raw, kind))
+
+
+def _misfit(raw: Any, kind: Any, error: str) -> tuple[list[str | int], str]:
+    why, _, path = error.partition(" - at `$")
     place: list[str | int] = []
     for name, item in STEP.findall(path):
         here = _at(raw, place)
@@ -31,14 +60,18 @@ def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, st
             place.append(name or int(item))
         elif isinstance(here, dict):
             place.append(
-                next(key for key in here if _fault(_with_one(raw, place, key), kind) == str(error))
+                next(key for key in here if _fault(_with_one(raw, place, key), kind) == error)
             )
         else:
             break
     if (unknown := UNKNOWN.fullmatch(why)) is not None:
         place.append(unknown[1])
         why = UNKNOWN_FIELD
-    return ".".join(map(str, place)), IN_WORDS.get(why, why).removeprefix("Object ")
+    return place, why
+
+
+def _in_words(why: str) -> str:
+    return IN_WORDS.get(why, why).removeprefix("Object ")
 
 
 def there_are(unknown: str, known: Iterable[str]) -> str:
@@ -70,6 +103,16 @@ def _with_one(raw: Any, place: Sequence[str | int], key: str) -> Any:
         return {key: raw[key]}
     changed = copy(raw)
     changed[place[0]] = _with_one(raw[place[0]], place[1:], key)
+    return changed
+
+
+def _without(raw: Any, place: Sequence[str | int]) -> Any:
+    """The value without the key at `place`."""
+    changed = copy(raw)
+    if len(place) == 1:
+        del changed[place[0]]
+    else:
+        changed[place[0]] = _without(raw[place[0]], place[1:])
     return changed
 
 

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import ConfigError, PeerError
-from shared.misfit import SHA256, misfit
+from shared.misfit import SHA256, all_misfits
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Slo
 
@@ -51,16 +52,20 @@ class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenants: dict[str, Tenant] = {}
 
     def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ValueError("; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
         for name, tenant in self.tenants.items():
             if name != OTHERS and not ID_PATTERN.fullmatch(name):
-                raise ValueError(
+                yield (
                     f"tenant `{name}` must be {OTHERS}, or 1 to 64 characters of A-Z, a-z, 0-9, _"
                     " and -"
                 )
             if name == OTHERS and tenant.keys:
-                raise ValueError(f"a key belongs to one tenant, not to `{OTHERS}`")
+                yield f"a key belongs to one tenant, not to `{OTHERS}`"
             if tenant.slo.in_multiples:
-                raise ValueError(f"tenant `{name}`: its slo must be in seconds")
+                yield f"tenant `{name}`: its slo must be in seconds"
 
     def named(self, name: str) -> Tenant:
         return self.tenants.get(name) or self.tenants.get(OTHERS) or UNLIMITED
@@ -84,5 +89,4 @@ def load_tenants(path: str) -> Tenants:
     try:
         return msgspec.convert(raw, Tenants)
     except msgspec.ValidationError as error:
-        place, why = misfit(raw, Tenants, error)
-        raise ConfigError(f"tenants: {path}: {place and f'{place}: '}{why}") from error
+        raise ConfigError(f"tenants: {path}: {all_misfits(raw, Tenants)}") from error

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -10,7 +11,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shared.errors import ConfigError, PeerError
-from shared.misfit import misfit
+from shared.misfit import all_misfits
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
 
@@ -47,32 +48,34 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.tiers:
             raise ValueError("there must be at least one tier")
+        if faults := list(self._faults()):
+            raise ValueError("; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
         if self.default not in self.tiers:
-            raise ValueError(
+            yield (
                 f"default is `{self.default}`, "
                 f"which is not one of the tiers {', '.join(self.tiers)}"
             )
         for name, tier in self.tiers.items():
             if not ID_PATTERN.fullmatch(name):
-                raise ValueError(
-                    f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
-                )
+                yield f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
             if name == AUTO:
-                raise ValueError(f"tier name `{AUTO}` is taken: it stands for the default tier")
+                yield f"tier name `{AUTO}` is taken: it stands for the default tier"
             if tier.slo.bounds_nothing:
-                raise ValueError(f"tier `{name}` has an SLO without any bound")
+                yield f"tier `{name}` has an SLO without any bound"
             if tier.last_round is not None and tier.last_round not in self.tiers:
-                raise ValueError(
+                yield (
                     f"tier `{name}`: its last_round is `{tier.last_round}`, "
                     "which is not one of the tiers"
                 )
         if sum(tier.share for tier in self.tiers.values()) <= 0:
-            raise ValueError("the shares of the tiers are all zero")
+            yield "the shares of the tiers are all zero"
         claimed = [
             tier.service_tier for tier in self.tiers.values() if tier.service_tier is not None
         ]
         if len(claimed) != len(set(claimed)):
-            raise ValueError("two tiers claim the same service_tier")
+            yield "two tiers claim the same service_tier"
 
     def named(self, name: str) -> Tier:
         """The tier of this name. Raises PeerError, since names come from clients."""
@@ -333,5 +336,4 @@ def _converted(path: Path, raw: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        place, why = misfit(raw, kind, error)
-        raise ConfigError(f"tiers: {path}: {place and f'{place}: '}{why}") from error
+        raise ConfigError(f"tiers: {path}: {all_misfits(raw, kind)}") from error

@@ -102,7 +102,7 @@ def _plain(value: Any) -> str:
 
 def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
     """Each fault with its line; one that several services find, once and without their names."""
-    found = Counter(section.fault for section in file.sections)
+    found = Counter(fault for section in file.sections for fault in section.faults)
     for section in file.sections:
         wrong = [setting for setting in section.set if setting.error]
         for setting in wrong:
@@ -113,9 +113,9 @@ def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
             if told.endswith(UNKNOWN_FIELD) and (beside := fields_beside(key, file.schema)):
                 told += f"; {there_are(key.rpartition('.')[2], beside)}"
             yield told if number is None else f"line {number}: {told}"
-        if section.fault and not wrong:
-            named = f"{section.section}: " if found[section.fault] == 1 else ""
-            yield f"{named}{section.fault}"
+        for fault in section.faults:
+            named = f"{section.section}: " if found[fault] == 1 else ""
+            yield f"{named}{fault}"
 
 
 def _markdown(file: File) -> Iterator[str]:

@@ -5,7 +5,7 @@ from services.admission.service import Admission
 from shared.models import shipped as models
 from shared.policy import registry
 from shared.process.main import Process, run
-from shared.process.reload import rules_of
+from shared.process.reload import rules_of, tiers_in
 from shared.text.tokenizer import Tokenizer
 
 
@@ -17,12 +17,14 @@ async def body(process: Process[AdmissionConfig]) -> None:
     await admission.run(process.stop)
 
 
-def check(cfg: AdmissionConfig) -> None:
-    rules_of(cfg)
+def check_router(cfg: AdmissionConfig) -> None:
     registry.router(cfg.policy, cfg.settings)
+
+
+def check_model(cfg: AdmissionConfig) -> None:
     if cfg.model:
         models.folder(cfg.model)
 
 
 if __name__ == "__main__":
-    run("admission", AdmissionConfig, body, check)
+    run("admission", AdmissionConfig, body, tiers_in, rules_of, check_router, check_model)

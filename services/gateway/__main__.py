@@ -7,7 +7,7 @@ from services.gateway.service import check_certificate, listen, serve
 from shared.process import logs, metering, tracing
 from shared.process.configuration import load
 from shared.process.main import run_until_stopped, stop_on_signals, told_settings
-from shared.process.reload import rules_of
+from shared.process.reload import rules_of, tiers_in
 
 
 async def main() -> None:
@@ -24,10 +24,7 @@ async def main() -> None:
         meter.close()
 
 
-def check(cfg: GatewayConfig) -> None:
-    rules_of(cfg)
-    check_certificate(cfg)
-
-
-if __name__ == "__main__" and not told_settings("gateway", GatewayConfig, check):
+if __name__ == "__main__" and not told_settings(
+    "gateway", GatewayConfig, tiers_in, rules_of, check_certificate
+):
     run_until_stopped("gateway", main())

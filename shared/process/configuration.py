@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import ConfigError
-from shared.misfit import misfit, there_are
+from shared.misfit import misfit, misfits, there_are
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -76,7 +76,7 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(kind)}
     also = WATCHED if section != "gateway" else ()
-    values = _values(env, section, types, {*types, *also})
+    values = values_of(env, section, types, {*types, *also})
     missing = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
     if missing:
         raise ConfigError(
@@ -96,7 +96,7 @@ def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watc
     """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
-    return Watched(**_values(env, section, types, None))
+    return Watched(**values_of(env, section, types, None))
 
 
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
@@ -113,16 +113,17 @@ def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
 class MisfitError(ConfigError):
     """A value does not fit its type; `origin` names the innermost key, and where it was set."""
 
-    def __init__(self, origin: str, why: str) -> None:
-        super().__init__(f"{origin}: {why}")
-        self.origin = origin
+    def __init__(self, origin: str, place: str, why: str) -> None:
+        key, space, where = origin.partition(" ")
+        self.origin = f"{key}{place and f'.{place}'}{space}{where}"
+        super().__init__(f"{self.origin}: {why}")
 
 
 class Setting(NamedTuple):
-    """A value that is set, where it was set, and what is wrong with it."""
+    """A value that is set, where it was set, and what is wrong with it; one for each fault."""
 
     name: str
-    origin: str  # "admission.tiers in FILE", or the environment variable
+    origin: str  # "admission.tiers in FILE", or the environment variable; with a fault its place
     value: Any
     error: str = ""
 
@@ -131,7 +132,7 @@ def settings_of(
     kind: type[msgspec.Struct], section: str, environ: Mapping[str, str]
 ) -> tuple[list[Setting], str]:
     """Each value that is set for a section, in the order in which it counts (the last one wins),
-    with its own fault; then the fault of them all together, empty if there is none.
+    with its faults; then the fault of them all together, empty if there is none.
     """
     types = {f.name: f.type for f in msgspec.structs.fields(kind)}
     if section != "gateway":
@@ -139,9 +140,9 @@ def settings_of(
     found: list[Setting] = []
     try:
         for name, origin, raw in _from_file(environ, section, types, None):
-            found.append(_tried(name, origin, raw, types, section, _converted))
+            found += _tried(name, origin, raw, types, section, _converted)
         for name, origin, text in _from_environment(environ, section, types, None):
-            found.append(_tried(name, origin, text, types, section, _from_text))
+            found += _tried(name, origin, text, types, section, _from_text)
         load(kind, section, environ)
     except ConfigError as error:
         return found, str(error)
@@ -155,16 +156,21 @@ def _tried(
     types: Mapping[str, Any],
     section: str,
     convert: Callable[[Any, Any, str], Any],
-) -> Setting:
+) -> Iterable[Setting]:
     shown = USER_INFO.sub("***@", raw) if isinstance(raw, str) else raw
+    where = origin.removeprefix(f"{name} ")
     try:
+        if where != origin:  # at the top of the file
+            _check_known(name, (*SECTIONS, *FLEET_KEYS), where)
         _check_known(name, types, f"in [{section}]")
         convert(raw, types[name], origin)
-    except MisfitError as error:
-        return Setting(name, error.origin, shown, str(error))
+    except MisfitError:
+        for error in (MisfitError(origin, *each) for each in misfits(raw, types[name])):
+            yield Setting(name, error.origin, shown, str(error))
     except ConfigError as error:
-        return Setting(name, origin, shown, str(error))
-    return Setting(name, origin, shown)
+        yield Setting(name, origin, shown, str(error))
+    else:
+        yield Setting(name, origin, shown)
 
 
 def files_of(environ: Mapping[str, str]) -> list[Path]:
@@ -173,7 +179,7 @@ def files_of(environ: Mapping[str, str]) -> list[Path]:
     return [Path(path)] if path else []
 
 
-def _values(
+def values_of(
     env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
 ) -> dict[str, Any]:
     """The fields of `types` that are set. Keys of the section that are not in `known` are errors;
@@ -200,9 +206,9 @@ def _from_file(
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     for key in tables:
-        _check_known(key, (*SECTIONS, *FLEET_KEYS), f"at the top of {path}")
-    for key in FLEET_KEYS:
-        if key in tables and key in types:
+        if known is not None:
+            _check_known(key, (*SECTIONS, *FLEET_KEYS), f"at the top of {path}")
+        if key not in SECTIONS and (key in types or key not in FLEET_KEYS):
             yield key, f"{key} at the top of {path}", tables[key]
     table = tables.get(section, {})
     if not isinstance(table, dict):
@@ -255,9 +261,7 @@ def _converted(raw: Any, kind: Any, origin: str) -> Any:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        place, why = misfit(raw, kind, error)
-        key, space, where = origin.partition(" ")
-        raise MisfitError(f"{key}{place and f'.{place}'}{space}{where}", why) from error
+        raise MisfitError(origin, *misfit(raw, kind, error)) from error
 
 
 def _variable(section: str, name: str) -> str:

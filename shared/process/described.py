@@ -2,16 +2,17 @@
 is wrong. `python -m services.<name> --settings` prints it as JSON for `slackline config`.
 """
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
 from shared.errors import ConfigError
-from shared.process.configuration import FLEET_KEYS, Setting, Watched, load, settings_of
+from shared.process.configuration import FLEET_KEYS, Setting, Watched, load, settings_of, values_of
 from shared.process.field_docs import field_docs
 from shared.process.reload import LIVE
 from shared.tenants import Tenant
@@ -39,28 +40,50 @@ class Described(Struct, frozen=True, kw_only=True):
     section: str
     fields: list[Field]
     set: list[Setting]
-    fault: str  # of the section as a whole; empty: none
+    faults: list[str]  # of the section as a whole
     schema: dict[str, Any]  # JSON Schema of the section
     definitions: dict[str, Any]  # what it refers to
+
+
+class _NotKnown(Exception):
+    """A check needs a value that is wrong itself."""
+
+
+class _Fitting:
+    """The values of a section that fit, in place of one that cannot be loaded."""
+
+    def __init__(self, kind: type[Struct], section: str, env: Mapping[str, str], wrong: set[str]):
+        fields = [f for f in msgspec.structs.fields(kind) if f.name not in wrong]
+        self.__dict__ |= {f.name: _default(f) for f in fields if not f.required}
+        self.__dict__ |= values_of(env, section, {f.name: f.type for f in fields}, None)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NotKnown
 
 
 def describe(
     section: str,
     kind: type[C],
-    check: Callable[[C], object],
+    checks: Sequence[Callable[[C], object]],
     environ: Mapping[str, str] | None = None,
 ) -> Described:
-    """The settings of a section. `check` raises ConfigError for a configuration that the service
-    would refuse when it starts.
+    """The settings of a section. Each check raises ConfigError for a configuration that the service
+    would refuse when it starts; one that reads a value that is wrong itself is left out.
     """
     env = os.environ if environ is None else environ
     kinds: tuple[type[Struct], ...] = (kind,) if section == "gateway" else (kind, Watched)
     found, fault = settings_of(kind, section, env)
-    if not fault:
-        try:
-            check(load(kind, section, env))
-        except ConfigError as error:
-            fault = str(error)
+    wrong = {setting.name for setting in found if setting.error}
+    faults = [fault] if fault and not wrong else []
+    with contextlib.suppress(ConfigError):  # a file that cannot be read is told by `fault`
+        cfg: Any = _Fitting(kind, section, env, wrong) if fault else load(kind, section, env)
+        for check in checks:
+            try:
+                check(cfg)
+            except ConfigError as error:
+                faults.append(str(error))
+            except _NotKnown:
+                pass
     schemas = [_schema(one) for one in kinds]
     own = schemas[0][0]
     own["properties"] |= {
@@ -70,7 +93,7 @@ def describe(
         section=section,
         fields=[field for one in kinds for field in _fields(one)],
         set=found,
-        fault=fault,
+        faults=list(dict.fromkeys(faults)),
         schema=own,
         definitions={name: each for _, more in schemas for name, each in more.items()},
     )

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -47,30 +47,25 @@ class Process(Generic[C]):
 
 
 Body = Callable[[Process[C]], Awaitable[None]]
+Check = Callable[[C], object]
 
 
-def nothing_more(_: msgspec.Struct) -> None:
-    """The check of a section whose values need no other."""
-
-
-def run(
-    section: str, kind: type[C], body: Body[C], check: Callable[[C], object] = nothing_more
-) -> None:
-    """Run a service until SIGINT or SIGTERM, then let it drain. `check` raises ConfigError for a
+def run(section: str, kind: type[C], body: Body[C], *checks: Check[C]) -> None:
+    """Run a service until SIGINT or SIGTERM, then let it drain. Each check raises ConfigError for a
     configuration that would stop the start.
     """
-    if not told_settings(section, kind, check):
-        run_until_stopped(section, _main(section, kind, body, check))
+    if not told_settings(section, kind, *checks):
+        run_until_stopped(section, _main(section, kind, body, checks))
 
 
-def told_settings(section: str, kind: type[C], check: Callable[[C], object]) -> bool:
+def told_settings(section: str, kind: type[C], *checks: Check[C]) -> bool:
     """True if the process was asked for its settings, which it has printed as JSON."""
     if sys.argv[1:] != ["--settings"]:
         return False
     # imported here: a service that serves does not need it
     from shared.process.described import describe
 
-    print(msgspec.json.encode(describe(section, kind, check)).decode())
+    print(msgspec.json.encode(describe(section, kind, checks)).decode())
     return True
 
 
@@ -96,11 +91,12 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _main(section: str, kind: type[C], body: Body[C], check: Callable[[C], object]) -> None:
+async def _main(section: str, kind: type[C], body: Body[C], checks: Sequence[Check[C]]) -> None:
     instance = f"{section}-{socket.gethostname()}-{os.getpid()}"
     logs.configure(section, instance)
     cfg = load(kind, section)
-    check(cfg)
+    for check in checks:
+        check(cfg)
     watched, registries = load_watched(section), [about(section)]
     traces = tracing.configure(section, instance)
     stop = stop_on_signals()

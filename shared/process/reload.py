@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import files_of, load
 from shared.rules import Rules, TenantSource, TierSource, read_rules
+from shared.tiers import TierSet, tiers_of
 
 LOOK_S = 1.0  # between two looks at the files
 LIVE = ("tiers", "default_tier", "tenants", "keys")
@@ -38,6 +39,11 @@ Stamp = Sequence[tuple[int, int] | None]
 def rules_of(cfg: Ruled) -> Rules:
     """The rules of a section; keys are the gateway's alone. Raises ConfigError."""
     return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", None))
+
+
+def tiers_in(cfg: Ruled) -> TierSet:
+    """The tiers of a section. Raises ConfigError."""
+    return tiers_of(cfg.tiers, cfg.default_tier)
 
 
 async def follow_files(section: str, cfg: R, rules: Rules) -> None:
