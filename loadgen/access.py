@@ -1,7 +1,7 @@
 """The way of a client to a NATS server, and the options that say it.
 
 `slackline up` notes the way of its operator in the user's own state folder while it runs. So the
-commands of the same user on the same machine need no key to be named.
+commands of the same user on the same machine find it, and need no key to be named.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,8 +34,9 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
     """The options of a command that connects to NATS as `user`."""
     parser.add_argument(
         "--url",
-        default=os.environ.get("SLACKLINE_URL") or DEFAULT_URL,
-        help=f"URL of the NATS server (default: SLACKLINE_URL, else {DEFAULT_URL})",
+        default=os.environ.get("SLACKLINE_URL") or _usual_url(),
+        help="URL of the NATS server (default: SLACKLINE_URL, else that of your `slackline up`, "
+        f"else {DEFAULT_URL})",
     )
     parser.add_argument(
         "--creds",
@@ -88,8 +89,13 @@ def noted(access: Access) -> Iterator[None]:
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.write_text(
-            json.dumps({"pid": os.getpid(), "creds": access.creds, "tls_ca": access.tls_ca})
-        )
+            json.dumps({
+                "pid": os.getpid(),
+                "url": access.url,
+                "creds": access.creds,
+                "tls_ca": access.tls_ca,
+            })
+        )  # fmt: skip
     try:
         yield
     finally:
@@ -97,18 +103,42 @@ def noted(access: Access) -> Iterator[None]:
             file.unlink()
 
 
+def running() -> list[str]:
+    """The URL of each `slackline up` that this user runs."""
+    ways = (_read(file) for file in sorted(_notes().glob("up-*.json")))
+    return [way.url for way in ways if way is not None]
+
+
+def _usual_url() -> str:
+    """That of the running `slackline up` of this user, if it is one alone."""
+    urls = running()
+    return urls[0] if len(urls) == 1 else DEFAULT_URL
+
+
 def _noted(url: str) -> Access | None:
     """The way that a running `slackline up` of this user noted."""
     try:
-        if urlsplit(url).hostname not in LOOPBACK:
-            return None
-        note = json.loads(_note(url).read_text())
-        os.kill(note["pid"], 0)  # one that was killed left its note
-    except (OSError, ValueError):
+        file = _note(url) if urlsplit(url).hostname in LOOPBACK else None
+    except ValueError:
         return None
-    return Access(url, note["creds"], note["tls_ca"])
+    way = _read(file) if file else None
+    return way and replace(way, url=url)
+
+
+def _read(note: Path) -> Access | None:
+    """None where its `slackline up` has ended."""
+    try:
+        told = json.loads(note.read_text())
+        os.kill(told["pid"], 0)  # one that was killed left its note
+        return Access(told["url"], told["creds"], told["tls_ca"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _note(url: str) -> Path:
+    return _notes() / f"up-{urlsplit(url).port}.json"
+
+
+def _notes() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "slackline" / f"up-{urlsplit(url).port}.json"
+    return Path(state) / "slackline"

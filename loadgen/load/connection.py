@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import structlog
 
-from loadgen.access import Access
+from loadgen.access import Access, running
 from shared.bus.nats import NatsBus, connect
 from shared.bus.users import User
 from shared.client.client import Client, Patience
@@ -52,9 +52,12 @@ async def connecting(access: Access, name: str, user: User) -> AsyncIterator[Nat
         try:
             bus = await stack.enter_async_context(bus_at(access, name, user))
         except ConfigError as error:
+            others = " or ".join(f"--url {url}" for url in running() if url != access.url)
             raise BusError(
-                f"{error}: start a fleet with `slackline up`, or say where one is with --url or "
-                "SLACKLINE_URL, and who you are with --creds and --tls-ca"
+                f"{error}: pass {others}, where your `slackline up` is"
+                if others
+                else f"{error}: start a fleet with `slackline up`, or say where one is with --url "
+                "or SLACKLINE_URL, and who you are with --creds and --tls-ca"
             ) from error
         yield bus
 

@@ -167,7 +167,7 @@ async def test_a_closed_terminal_stops_a_fleet_and_leaves_no_process_behind() ->
     assert log_files(lines) == []
 
 
-async def test_commands_of_the_same_user_need_no_key_while_it_runs(
+async def test_commands_of_the_same_user_need_no_url_and_no_key_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -178,9 +178,9 @@ async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     first = json.loads(gateway.read_text().splitlines()[0])
     connected_unix_s = datetime.fromisoformat(first["at"]).timestamp()
     assert note.stat().st_mtime < connected_unix_s, "who sees HTTP answer may ask at once"
-    submit = (sys.executable, "-m", "loadgen", "submit", "hello", "--url", url, "--max-tokens", "2")
-    for tenant in ("default", "another"):
-        asked = await asyncio.create_subprocess_exec(*submit, "--tenant", tenant)
+    submit = (sys.executable, "-m", "loadgen", "submit", "hello", "--max-tokens", "2")
+    for more in ((), ("--tenant", "another", "--url", url)):
+        asked = await asyncio.create_subprocess_exec(*submit, *more)
         assert await asked.wait() == 0
     assert "user.nk" in note.read_text()
     process.send_signal(signal.SIGINT)
