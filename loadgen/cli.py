@@ -4,6 +4,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -125,13 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     choices = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    command = words[0] if words else ""
+    command, chosen = words[0] if words else "", parser
     try:
         for name, (module, line) in COMMANDS.items():
             sub = choices.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.")
             if name == command:
+                chosen = sub
                 import_module(module).add_arguments(sub)
-        args = parser.parse_args(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = import_module(COMMANDS[args.command][0]).run(args)
         sys.stdout.flush()
     except ConfigError as error:
@@ -141,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"slackline {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends without a traceback
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output left, as `| head` does
         # the output that is flushed at exit must go somewhere

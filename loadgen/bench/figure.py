@@ -120,10 +120,21 @@ def table(report: BenchReport) -> Table:
     return out
 
 
+def make_room(path: Path) -> None:
+    """Makes the folder of a report before anything is measured. Raises ConfigError if the report
+    could not be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: its folder cannot be made: {error.strerror}") from error
+    if path.is_dir():
+        raise ConfigError(f"--out {path}: it is a folder, not a file")
+
+
 def write(report: BenchReport, path: Path) -> None:
     """Writes the report as JSON. Raises ConfigError if the file cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error

@@ -27,7 +27,7 @@ from loadgen.bench import (
     scale_of_services,
 )
 from loadgen.bench import simulator_speed as simulator
-from loadgen.bench.figure import BenchReport, Figure, table, write
+from loadgen.bench.figure import BenchReport, Figure, make_room, table, write
 from loadgen.bench.live_fleet import observed
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.tables import print_table
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    make_room(args.out)
     began, began_at_s = datetime.now(UTC), time.monotonic()
     effort = QUICK if args.quick else Effort()
     parts = PARTS if args.only is None else (args.only,)

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from loadgen.access import Access, access_of, add_access_arguments
-from loadgen.load.connection import bus_at, quiet_logs
+from loadgen.load.connection import connecting
 from shared.bus.users import OPERATOR
 
 
@@ -26,13 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    quiet_logs()
     asyncio.run(_make(access_of(args), args.workers.split(","), args.copies))
     return 0
 
 
 async def _make(access: Access, replicas: list[str], copies: int) -> None:
-    async with bus_at(access, "slackline-streams", OPERATOR) as bus:
+    async with connecting(access, "slackline-streams", OPERATOR) as bus:
         for broken in await bus.make_streams(replicas, copies):
             print(broken)
     print(f"the buckets, and the logs of {', '.join(replicas)}, are there")

@@ -177,7 +177,8 @@ def _metrics_port(requested: int | None) -> int:
     """0: any free port. Raises ConfigError for a port that is none."""
     text = os.environ.get(METRICS_PORT, "0") if requested is None else str(requested)
     if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{text!r} is no port for the metrics")
+        option = METRICS_PORT if requested is None else "--metrics-port"
+        raise ConfigError(f"{option} {text}: a port is 0 to 65535, and 0 takes any free one")
     return int(text)
 
 

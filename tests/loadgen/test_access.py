@@ -47,14 +47,15 @@ def test_the_fleet_of_the_user_is_found_whatever_its_port(monkeypatch: pytest.Mo
     assert url_of() == DEFAULT_URL
 
 
+@pytest.mark.parametrize("words", [("status",), ("streams", "--workers", "r1")])
 def test_of_two_fleets_none_is_taken_for_the_one_that_is_meant(
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = sorted((other_url(), other_url()))
     nobody = other_url()
     with noted(Access(first)), noted(Access(second)):
         assert url_of() == DEFAULT_URL
-        assert main(["status", "--url", nobody]) == 1
+        assert main([*words, "--url", nobody]) == 1
     told = capsys.readouterr().err
     assert f"no NATS server let us in at {nobody} " in told
     assert told.endswith(f": pass --url {first} or --url {second}, where your `slackline up` is\n")

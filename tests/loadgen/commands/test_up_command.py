@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.cli import main
 from loadgen.commands import up
 from loadgen.fleet.fleet import FleetSpec
 from shared.errors import ConfigError
@@ -22,6 +23,19 @@ def test_a_number_that_is_no_port_is_told_as_that(option: str, port: str) -> Non
     with pytest.raises(ConfigError, match=rf"^{option} {port}: .* 0 to 65535") as refused:
         spec_of("--engine", "sim", option, port)
     assert "not free" not in str(refused.value)
+
+
+def test_a_number_that_is_no_port_of_metrics_is_told_with_where_it_was_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "--metrics-port", "99999"]) == 2
+    monkeypatch.setenv("SLACKLINE_METRICS_PORT", "many")
+    assert main(["up"]) == 2
+    allowed = "a port is 0 to 65535, and 0 takes any free one"
+    assert capsys.readouterr().err.splitlines() == [
+        f"slackline up: --metrics-port 99999: {allowed}",
+        f"slackline up: SLACKLINE_METRICS_PORT many: {allowed}",
+    ]
 
 
 @pytest.mark.parametrize(
