@@ -57,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="measure every figure with few samples, in seconds"
     )
-    parser.add_argument("--only", choices=(*PARTS, *ALONE), help="measure this part alone")
+    parser.add_argument(
+        "--only",
+        choices=(*PARTS, *ALONE),
+        metavar="PART",
+        help=f"measure this part alone: {', '.join((*PARTS, *ALONE))}",
+    )
     parser.add_argument(
         "--seed", type=int, default=1, metavar="K", help="random seed of the load (default: 1)"
     )

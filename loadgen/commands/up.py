@@ -209,9 +209,16 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     if args.profile:
         profiles.read(args.profile)
     environment = configured(args.config)
+    try:
+        tenants = _tenants(environment)
+    except ConfigError as error:
+        if args.config is None:
+            raise
+        hint = f"`slackline config check {args.config}` tells all that is wrong"
+        raise ConfigError(f"{error}; {hint}") from error
     spec = FleetSpec(
         environment=environment,
-        tenants=_tenants(environment),
+        tenants=tenants,
         noted=True,
         replicas=args.replicas
         if args.replicas is not None

@@ -199,6 +199,7 @@ class Fleet:
 
     async def _start(self) -> None:
         self.spec.check()
+        self.pools = self._pools(self._environment())  # an unknown policy starts nothing
         self.folder = self._take_folder()
         (self.folder / "logs").mkdir(exist_ok=True)
         if self.spec.url:
@@ -217,7 +218,6 @@ class Fleet:
         for n in range(self.spec.planners):
             self._add("planner", n, environment)
         self._add("relegation", 0, environment)
-        self.pools = self._pools(environment)
         for n, (replica, pool) in enumerate(self.pools.items()):
             its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
             if pool:

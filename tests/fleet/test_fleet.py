@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -208,6 +209,18 @@ async def test_a_fleet_that_is_killed_takes_its_processes_along(tmp_path: Path) 
     await process.wait()
     for pid in pids:
         wait_for(lambda: gone(pid), WAIT_S)  # noqa: B023 - called at once
+
+
+async def test_a_policy_that_the_environment_names_wrongly_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fleet = Fleet(FleetSpec(environment={"SLACKLINE_POLICY": "no-such"}))
+    with pytest.raises(ConfigError, match="no policy is called 'no-such'"):
+        async with fleet:
+            pass
+    assert fleet.processes == []
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(

@@ -38,6 +38,16 @@ def test_a_number_that_is_no_port_of_metrics_is_told_with_where_it_was_set(
     ]
 
 
+def test_a_wrong_configuration_is_refused_with_the_command_that_tells_all_of_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "slackline.toml"
+    file.write_text("colour = 'red'\n[tenants.acme]\nweight = 0\n")
+    with pytest.raises(ConfigError, match="colour") as refused:
+        spec_of("--engine", "sim", "--config", str(file))
+    assert str(refused.value).endswith(f"; `slackline config check {file}` tells all that is wrong")
+
+
 @pytest.mark.parametrize(
     ("option", "engine"),
     [("--model", "torch"), ("--model", "vllm"), ("--draft-model", "torch")],
