@@ -110,12 +110,14 @@ class View(Rows):
     # columns that follow from others
     standard: Bools = field(init=False)
     has_ttlt: Bools = field(init=False)
+    whole: Bools = field(init=False)  # nothing is due before its last token
     in_decode: Bools = field(init=False)
     top_tokens: Ints = field(init=False)  # KV positions filled, and those that may be
 
     def __post_init__(self) -> None:
         self.standard = ~self.best_effort
         self.has_ttlt = np.isfinite(self.last_due_unix_s)
+        self.whole = self.has_ttlt & (self.next_due_unix_s == math.inf)
         self.in_decode = self.phase == _DECODE
         self.top_tokens = self.computed_tokens + self.unsure_tokens
 

@@ -80,7 +80,7 @@ def _victims(view: View, holds: Bools, row: int, short: int) -> Rows | None:
     count, alone = 1, held >= short
     if np.count_nonzero(alone):
         may = may[alone]
-        order = np.lexsort((-view.arrived_unix_s[may], ~view.has_ttlt[may], view.importance[may]))
+        order = np.lexsort((-view.arrived_unix_s[may], ~view.whole[may], view.importance[may]))
     else:
         order = np.lexsort((-held, value))
         count = int(np.searchsorted(held[order].cumsum(), short)) + 1

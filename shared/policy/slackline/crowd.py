@@ -146,7 +146,8 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
     both = np.concatenate((rows, waiting))
     pace_s, definition = due.pace_s[both], view.definition[both]
     earning = earns(definition)
-    own_s = np.where(np.isfinite(view.tightest_tbt_s[both]), pace_s, np.inf)
+    tightest_s = view.tightest_tbt_s[both]
+    own_s = np.where(view.has_ttlt[both] | np.isinf(tightest_s), tightest_s, pace_s)
     begun, early_s = own_s[: len(rows)], work.due_s - work.seconds.sum()
     to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, earning[len(rows) :])
     to_come = view.target_tokens[waiting] + work.output_tokens / 2
@@ -163,12 +164,14 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
 def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     """The requests of these offers, whose work is `work`, behind prefills of `ahead_s`."""
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
-    named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
+    tightest_s = np.array([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
+    whole = np.array([offer.slo.ttlt_s is not None for offer in offers])
+    own_s = np.where(whole | np.isinf(tightest_s), tightest_s, work.pace_s)
     earning = np.array([offer.slo.definition in EARNING for offer in offers])
     sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
     return Decodes(
-        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, earning),
+        _eased_s(own_s, early_s, work.output_tokens, earning),
         tokens + work.output_tokens / 2,
         work.value,
         np.zeros(len(offers), dtype=np.bool_),

@@ -252,7 +252,7 @@ def _in_time(view: View, timing: Timing, order: Rows, prices: Prices, iteration_
     cached = view.computed_tokens[order]
     work_s = prices.prefill_s(view.target_tokens[order] - cached, cached).cumsum()
     ends_s = work_s / (1 - SHARE) + iteration_s
-    urgent = ~view.has_ttlt[order]
+    urgent = ~view.whole[order]
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
@@ -260,7 +260,7 @@ def _runs_at_once(view: View, first: Rows, prices: Prices, most_s: float) -> boo
     """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
     than this.
     """
-    if not len(first) or view.has_ttlt[first[0]]:
+    if not len(first) or view.whole[first[0]]:
         return False
     cached = view.computed_tokens[first]
     left_s = prices.prefill_s(view.target_tokens[first] - cached, cached)

@@ -13,10 +13,13 @@
   be made up for, by a decode that is faster than its pace.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from shared.columns import Ints
 from shared.policy.chunk import Rows
@@ -55,6 +58,7 @@ class Due(NamedTuple):
     prefill_unix_s: Floats  # when the prefill must have ended
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
+    whole_s: Floats  # the pace that the TTLT alone asks for; inf without one
 
 
 class Facts(NamedTuple):
@@ -94,14 +98,50 @@ def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
 
 def eased(view: View, due: Due) -> Due:
     """The bounds with looser paces for decodes that deadlines judge and that have earned time."""
-    judged = view.in_decode & earns(view.definition) & ~view.has_ttlt
+    judged = view.in_decode & earns(view.definition)
     rows = (judged & np.isfinite(view.next_due_unix_s)).nonzero()[0]
     if not len(rows):
         return due
+    own_s = np.minimum(view.tightest_tbt_s[rows], LOOSE_S)
+    early_s = view.next_due_unix_s[rows] - view.start_unix_s - own_s
     pace_s = due.pace_s.copy()
-    early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[rows]
-    pace_s[rows] = eased_s(pace_s[rows], early_s, due.output_tokens[rows])
-    return Due(due.prefill_unix_s, pace_s, due.output_tokens)
+    pace_s[rows] = np.minimum(eased_s(own_s, early_s, due.output_tokens[rows]), due.whole_s[rows])
+    return due._replace(pace_s=pace_s)
+
+
+def as_judged(view: View) -> View:
+    """The view without the bounds that count for nothing: where `ttlt` judges a request that has a
+    TTLT, its TTFT and its paces.
+    """
+    free: Bools = view.definition == _TTLT
+    if np.count_nonzero(free):
+        free &= view.has_ttlt
+        free &= np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
+    if not np.count_nonzero(free):
+        return view
+    return replace(
+        view,
+        first_due_unix_s=np.where(free, np.inf, view.first_due_unix_s),
+        next_due_unix_s=np.where(free, np.inf, view.next_due_unix_s),
+        tbt_s=np.where(free, np.inf, view.tbt_s),
+        tightest_tbt_s=np.where(free, np.inf, view.tightest_tbt_s),
+    )
+
+
+def as_offer_judged(offer: Offer) -> Offer:
+    """The same for an offer."""
+    slo = offer.slo
+    if slo.definition is not Definition.TTLT or slo.ttlt_s is None:
+        return offer
+    whole = Slo(ttlt_s=slo.ttlt_s, definition=slo.definition)
+    if slo == whole:
+        return offer
+    return structs.replace(offer, slo=whole, next_due_unix_s=math.inf)
+
+
+def is_whole(offer: Offer) -> bool:
+    """The same as `whole` in a view."""
+    return offer.slo.ttlt_s is not None and math.isinf(offer.next_due_unix_s)
 
 
 def earns(definition: Ints) -> Bools:
@@ -125,8 +165,9 @@ def can_wait(slo: Slo) -> bool:
     """Tells whether a request that cannot be in time just now may well be later: it has a TTLT, or
     can catch up.
     """
-    by_last_token = slo.definition is Definition.TTLT and slo.tbt_s is not None
-    return slo.ttlt_s is not None or by_last_token
+    if slo.definition is Definition.TTLT and (slo.tbt_s, slo.ttlt_s) != (None, None):
+        return True
+    return slo.ttlt_s is not None and slo.ttft_s is None
 
 
 def in_haste(view: View) -> Bools:
@@ -265,7 +306,7 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
         prefill[undated] = facts.arrived_unix_s[undated] + FAR_S
     pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
     if np.count_nonzero(without_ttlt) == len(last):
-        return Due(prefill, pace, left)
+        return Due(prefill, pace, left, np.full(len(last), np.inf))
     # a bound by a TTLT that is absent is inf, and changes nothing
     ttlt_s = last - facts.arrived_unix_s
     least_s = STEP_MARGIN * step_s
@@ -279,5 +320,5 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     spread_s = np.minimum(likely_s, np.maximum(until_s / left, least_s))
     # beyond rescue: it keeps its pace, and shortens no batch
     spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
-    pace = np.minimum(pace, np.maximum(spread_s, 1e-3))
-    return Due(prefill, pace, left)
+    whole_s = np.maximum(spread_s, 1e-3)
+    return Due(prefill, np.minimum(pace, whole_s), left, whole_s)

@@ -28,7 +28,7 @@ def without_hurry(view: View, due: Due, decodes: Rows, gone: Rows, prices: Price
     """The bounds without those by which a decode would cost more than it is worth. `decodes`: the
     standard ones; `gone`: the prefills that cannot all be in time.
     """
-    rows = decodes[view.has_ttlt[decodes]]
+    rows = decodes[(view.has_ttlt & (due.pace_s < view.tightest_tbt_s))[decodes]]
     if not len(rows):
         return due
     pass_s = view.profile.batch_s(chunk.decodes_of(view, decodes))
@@ -50,5 +50,5 @@ def without_hurry(view: View, due: Due, decodes: Rows, gone: Rows, prices: Price
     first = int(gain.argmax())
     let_go = rows[:first] if gain[first] > 0 else rows
     paces_s = due.pace_s.copy()
-    paces_s[let_go] = LOOSE_S
+    paces_s[let_go] = np.clip(view.tightest_tbt_s[let_go], paces_s[let_go], LOOSE_S)
     return due._replace(pace_s=paces_s)

@@ -89,7 +89,7 @@ def may_be_passed(view: View) -> Bools:
     """[rows] the requests that others may pass where they find no KV: the standard ones with a TTFT
     alone, which wait no longer than until they are due.
     """
-    dated = np.isfinite(view.next_due_unix_s) & ~view.has_ttlt
+    dated = np.isfinite(view.next_due_unix_s)
     passed: Bools = dated & view.standard
     return passed
 

@@ -70,7 +70,7 @@ def finds_no_kv(
         gives = (float(view.kv_held_blocks[decodes].sum()) + growth) / len(decodes)
     for k, offer in enumerate(coming[promised:]):
         n = len(waiting) + promised + k
-        dated = offer.slo.ttlt_s is None and math.isfinite(offer.next_due_unix_s)
+        dated = math.isfinite(offer.next_due_unix_s)
         if not dated or not offer.hops_left or value[n] > least:
             continue
         begin_s = float(due_s[n] - work.seconds[promised + k])

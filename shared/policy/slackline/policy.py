@@ -45,6 +45,8 @@ from shared.policy.slackline.drafts import (
 )
 from shared.policy.slackline.due import (
     Due,
+    as_judged,
+    as_offer_judged,
     can_wait,
     catches_up,
     due_of_offers,
@@ -52,6 +54,7 @@ from shared.policy.slackline.due import (
     eased,
     hope_unix_s,
     in_haste,
+    is_whole,
     left_s,
     likely_unix_s,
     put_off_by_deadline,
@@ -176,13 +179,14 @@ class Slackline:
         """Every offer that fits is taken, unless it would have to give way itself. A request that
         can wait is always taken: there is time for it to be attainable again.
         """
+        offers = [as_offer_judged(offer) for offer in offers]
         answers = list(accept_what_fits(view, offers))
         asked = [
             n
             for n, offer in enumerate(offers)
             if answers[n].accepted and offer.service_class is ServiceClass.STANDARD
         ]
-        whole = sum(offers[n].slo.ttlt_s is not None for n in asked)
+        whole = sum(is_whole(offers[n]) for n in asked)
         self._given_up.came(whole, view.start_unix_s)
         if not asked or Part.DOOR not in self._parts:
             return answers
@@ -196,7 +200,11 @@ class Slackline:
         due = self._bounds(view)
         due = self._unhurried(view, due, decodes, waits=len(waiting) > 0)
         held = work_of_rows(view, due, waiting, prices)
-        coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
+        coming = [
+            as_offer_judged(offer)
+            for offer in view.promised
+            if offer.service_class is ServiceClass.STANDARD
+        ]
         coming += [offers[n] for n in asked]
         now = view.start_unix_s
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
@@ -242,7 +250,7 @@ class Slackline:
             if due is not before:
                 weighed = self._weighed(view, due, decodes, waiting, prices)
         if len(weighed.relegated):
-            whole = int(np.count_nonzero(view.has_ttlt[weighed.relegated]))
+            whole = int(np.count_nonzero(view.whole[weighed.relegated]))
             self._given_up.gave_up(whole, view.start_unix_s)
             self._gave_way_unix_s = view.start_unix_s
             gone = weighed.relegated[_counts(view)[weighed.relegated]]
@@ -293,12 +301,13 @@ class Slackline:
 
     def _judged(self, view: View) -> View:
         """The view; in an ablation of catching up as if deadlines judged what can."""
+        view = as_judged(view)
         if Part.CATCH_UP in self._parts:
             return view
         return replace(view, definition=np.where(catches_up(view), _DEADLINE, view.definition))
 
     def _can_wait(self, slo: Slo) -> bool:
-        return can_wait(slo) if Part.CATCH_UP in self._parts else slo.ttlt_s is not None
+        return can_wait(slo) and (Part.CATCH_UP in self._parts or slo.ttlt_s is not None)
 
     def _bounds(self, view: View) -> Due:
         due = due_of_rows(view, self._lengths, self._step_s)
@@ -398,7 +407,7 @@ class Slackline:
 
     def _paced_lately(self, view: View) -> bool:
         """Tells whether standard requests without a TTLT come, too."""
-        if np.count_nonzero(view.standard & ~view.has_ttlt):
+        if np.count_nonzero(view.standard & ~view.whole):
             self._paced_unix_s = view.start_unix_s
         return view.start_unix_s - self._paced_unix_s < LATELY_S
 
@@ -436,7 +445,7 @@ class Slackline:
         early = self._favoured(work)
         passes = self._passes(view, due, decodes, latest_s, prices)
         gone = give_way(work, early, passes)
-        whole = view.has_ttlt[queue]
+        whole = view.whole[queue]
         again = gone & whole
         if np.count_nonzero(again) and Part.SECOND_LOOK in self._parts:
             likely = likely_unix_s(view, queue[again], self._lengths, self._step_s)
@@ -538,13 +547,13 @@ def _no_hope(view: View, hope: Floats, queue: Rows, work: Work, prices: Prices) 
     it.
     """
     hopeless: Bools = work.seconds + prices.batch_s > hope - view.start_unix_s
-    return ~(view.has_ttlt | catches_up(view))[queue] | hopeless
+    return ~(view.whole | catches_up(view))[queue] | hopeless
 
 
 def _counts(view: View) -> Bools:
     """[rows] as `counts` has it: those with a TTFT or a pace that cannot wait."""
     dated: Bools = np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
-    return dated & ~view.has_ttlt & ~catches_up(view)
+    return dated & ~view.whole & ~catches_up(view)
 
 
 def _burdened(whole: Bools, work: Work) -> bool:
@@ -580,7 +589,7 @@ def _put_back(view: View, due: Due, queue: Rows, work: Work, *, paced: bool) -> 
     """[queue] when each is due, for the order: later by each token, where it has a TTLT. `paced`:
     also by each token of the prompt where it has none, of the least important.
     """
-    whole = view.has_ttlt[queue]
+    whole = view.whole[queue]
     left = view.target_tokens[queue] - view.computed_tokens[queue]
     tokens = np.where(whole, left + due.output_tokens[queue], 0.0)
     if paced:

@@ -27,7 +27,7 @@ class Room:
 
     def beginning(self, view: View, queue: Rows, due_s: Floats) -> Rows:
         """The queue without the patient requests that may not begin yet. `due_s` runs along it."""
-        patient = view.has_ttlt[queue] & (due_s > PATIENT_S)
+        patient = view.whole[queue] & (due_s > PATIENT_S)
         begin = (patient & (view.computed_tokens[queue] == 0)).nonzero()[0]
         needed, held = self._urgent(view, queue[~patient])
         needed = min(needed, MOST * view.kv_blocks)
@@ -48,7 +48,7 @@ class Room:
 
     def _urgent(self, view: View, waiting: Rows) -> tuple[float, float]:
         """Blocks that urgent requests need at once, and that they hold."""
-        urgent: Bools = ~view.has_ttlt & view.standard
+        urgent: Bools = ~view.whole & view.standard
         held = float(view.kv_held_blocks[urgent].sum())
         if not len(waiting):
             return held, held

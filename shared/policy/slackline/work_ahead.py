@@ -70,8 +70,9 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
     if not np.count_nonzero(short):
         return due
     pace_s = due.pace_s.copy()
+    own_s = np.maximum(pace_s, view.tightest_tbt_s)  # no longer than the SLO's own pace
     if late:
-        pace_s[short] = longest_s
+        pace_s[short] = np.minimum(longest_s, own_s[short])
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     of_decodes = np.where(whole, powers, MOST)[decodes]
@@ -82,7 +83,8 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
         some = short & (powers == power)
         always = of_decodes <= power
         least_s = _least_s(longest_s, fixed_s, each_s, due.pace_s[decodes], always, usable)
-        pace_s[some] = np.maximum(due.pace_s[some], least_s)
+        longer_s = np.maximum(due.pace_s[some], least_s)
+        pace_s[some] = np.minimum(longer_s, own_s[some])
     return due._replace(pace_s=pace_s)
 
 
