@@ -13,7 +13,7 @@ from services.admission.workers import Workers
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core import record as life
-from shared.errors import BusTimeout
+from shared.errors import BusError, PeerError
 from shared.process.logs import traced
 from shared.schemas import LogEntry, Record, Resume
 from shared.store import acklog
@@ -58,8 +58,7 @@ class Deletions:
     async def end(self, listing: Listing) -> bool:
         """End the requests that have no record any more. False: one of them could not be ended yet.
 
-        After a long silence nothing is concluded: ended records have expired meanwhile. Raises
-        BusTimeout.
+        After a long silence nothing is concluded: ended records have expired meanwhile.
         """
         now = self._clock.unix_s()
         silent_s, self._listed_unix_s = now - self._listed_unix_s, now
@@ -74,27 +73,30 @@ class Deletions:
         self._open = known | {record.key: record for record in missing}
         ended = True
         for record in missing:
-            if await self._records.get(record.key) is not None:
-                continue  # it was stored after the listing had begun
-            if await self._end(record):
-                del self._open[record.key]
-            else:
+            try:
+                if await self._records.get(record.key) is not None:
+                    continue  # it was stored after the listing had begun
+                if await self._end(record):
+                    del self._open[record.key]
+                else:
+                    ended = False
+            except (BusError, PeerError) as error:  # no reason not to end the others
+                log.warning("deletion.doubtful", request=record.key, error=str(error))
                 ended = False
         return ended
 
     async def _end(self, seen: Record) -> bool:
-        """End the newest attempt and the request. False: the attempt may go on still."""
+        """End the newest attempt and the request. False: the attempt may go on still. Raises
+        BusError and PeerError.
+        """
         record, story = await self._newest(seen)
         if record.replica is not None and (story is None or not story.ended):
             lives = self._workers.lives(record.replica, record.incarnation)
             if lives is None:
                 return False
             if lives:
-                try:
-                    if await self._placer.withdraw(record) is not None:
-                        return False  # the log has its end now
-                except BusTimeout:
-                    return False
+                if await self._placer.withdraw(record) is not None:
+                    return False  # the log has its end now
             elif await self._fenced_log(record.replica, record.incarnation) is None:
                 return False
         resume, why, relegated = record.resume, "", False

@@ -83,36 +83,57 @@ class Sweep:
         self._soon = True
 
     async def run(self) -> None:
+        """Look for the lost, and sweep, until cancelled. A sweep that waits for a worker holds up
+        no look.
+        """
         next_at = 0.0
         turned = self._clock.unix_s()
-        while True:
-            if self._clock.unix_s() - turned > STALLED_S:
-                self._workers.forget()  # it was this process that received nothing
-            turned = self._clock.unix_s()
-            self._workers.lose(await self._gone(self._workers.late()))
-            for replica in self._workers.newly_lost():
-                log.warning("worker.lost", replica=replica)
-                self._feed(ReplicaLost(replica))
-                self._soon = True
-            try:
-                named = set((await holders(self._bus.leases, "admission.")).values())
-                owners = named - await self._gone(sorted(named - {self._owner}))
-                if self._live_owners - owners:
-                    self._soon = True
-                    self._outputs_until_unix_s = self._clock.unix_s() + self._outputs_for_s
-                self._live_owners = owners
-                now = self._clock.unix_s()
-                if now >= next_at or (
-                    self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S
-                ):
-                    self._soon = False
-                    next_at = now + self._cfg.sweep_s
-                    await self._sweep()
-            except (BusError, PeerError) as error:
-                log.warning("sweep.broken", error=str(error))
-                self._workers.forget()
-                self._soon = True
-            await asyncio.sleep(LOOK_S)
+        sweeping: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                if self._clock.unix_s() - turned > STALLED_S:
+                    self._workers.forget()  # it was this process that received nothing
+                turned = self._clock.unix_s()
+                if await self._look() and (sweeping is None or sweeping.done()):
+                    now = self._clock.unix_s()
+                    if now >= next_at or (
+                        self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S
+                    ):
+                        self._soon = False
+                        next_at = now + self._cfg.sweep_s
+                        sweeping = tasks.create_task(self._sweep_once(), name="admission.sweep")
+                await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> bool:
+        """See who is lost. False: the store does not say which admissions live."""
+        self._workers.lose(await self._gone(self._workers.late()))
+        for replica in self._workers.newly_lost():
+            log.warning("worker.lost", replica=replica)
+            self._feed(ReplicaLost(replica))
+            self._soon = True
+        try:
+            named = set((await holders(self._bus.leases, "admission.")).values())
+        except (BusError, PeerError) as error:
+            self._unreachable(error)
+            return False
+        owners = named - await self._gone(sorted(named - {self._owner}))
+        if self._live_owners - owners:
+            self._soon = True
+            self._outputs_until_unix_s = self._clock.unix_s() + self._outputs_for_s
+        self._live_owners = owners
+        return True
+
+    async def _sweep_once(self) -> None:
+        try:
+            await self._sweep()
+        except (BusError, PeerError) as error:
+            self._unreachable(error)
+
+    def _unreachable(self, error: Exception) -> None:
+        """The store cannot be listed: heartbeats may not come either."""
+        log.warning("sweep.broken", error=str(error))
+        self._workers.forget()
+        self._soon = True
 
     async def _sweep(self) -> None:
         verify: dict[ReplicaId, list[Stored]] = {}
@@ -149,9 +170,13 @@ class Sweep:
                 found.setdefault((record.replica, record.incarnation), []).append(stored)
         gone = await self._gone(sorted({incarnation for _, incarnation in doubted}))
         for (replica, incarnation), records in (*stranded.items(), *doubted.items()):
-            if (replica, incarnation) in stranded or incarnation in gone:
+            if (replica, incarnation) not in stranded and incarnation not in gone:
+                self._soon = True
+                continue
+            try:
                 await self._recover(replica, incarnation, records)
-            else:
+            except (BusError, PeerError) as error:  # no reason not to recover the others
+                log.warning("replica.unrecovered", replica=replica, error=str(error))
                 self._soon = True
         unknown: set[tuple[RequestKey, int]] = set()
         for replica, records in verify.items():
@@ -223,18 +248,25 @@ class Sweep:
         if len(answer.known) != len(asked):
             return set()
         unknown: set[tuple[RequestKey, int]] = set()
+        unwanted: list[Stored] = []
         for stored, known in zip(records, answer.known, strict=True):
             record = stored.record
             name = (record.key, record.attempt)
             if answer.incarnation != record.incarnation:
                 continue
-            if known and record.cancelled:
-                await self._withdraw(stored)  # the cancel itself was lost on its way
-            elif not known and name in self._unknown:
-                await self._withdraw(stored)
-            elif not known:
+            if not known:
                 unknown.add(name)
                 self._soon = True
+            # known and cancelled: the cancel itself was lost on its way
+            if name in self._unknown if not known else record.cancelled:
+                unwanted.append(stored)
+        for stored in unwanted:
+            try:
+                await self._withdraw(stored)
+            except (BusError, PeerError) as error:
+                log.warning("withdrawal.doubtful", request=stored.record.key, error=str(error))
+                self._soon = True
+                break  # the worker may be stuck: the others would take as long
         return unknown
 
     async def _withdraw(self, stored: Stored) -> None:
