@@ -249,10 +249,10 @@ class Intake:
     ) -> tuple[Record, Body]:
         """The record as it will be stored, not yet placed, and its body. Raises PeerError.
 
-        It waits while a worker may live that has what the request needs and has not been heard of.
+        It waits while a worker may live that has what the request needs and has not been heard of:
+        so long that the listening may begin anew once, after a pause.
         """
-        while (wanted := wants.of(request, self._workers, self._model)) is None:
-            await asyncio.sleep(LISTEN_S)
+        wanted = await self._wanted(request)
         worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
         prompt = await self._in_time(request, lambda: tokenise(request, self._tokenizer, worker))
@@ -297,6 +297,18 @@ class Intake:
             min_tokens=min(request.sampling.min_tokens, max_tokens),
         )
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
+
+    async def _wanted(self, request: GenerateRequest) -> wants.Wants:
+        try:
+            async with asyncio.timeout(2 * self._workers.lost_s):
+                while (wanted := wants.of(request, self._workers, self._model)) is None:
+                    await asyncio.sleep(LISTEN_S)
+                return wanted
+        except TimeoutError:
+            raise PeerError(
+                "it is not known yet whether a replica has what this needs: ask again",
+                code="server_is_overloaded",
+            ) from None
 
     async def _in_time(self, request: GenerateRequest, step: Callable[[], T]) -> T:
         """The outcome of a step whose time grows with the prompt: beside the loop for a long one,

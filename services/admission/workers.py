@@ -39,7 +39,7 @@ class Workers:
 
     def __init__(self, clock: Clock, lost_s: float, metrics: Registry) -> None:
         self._clock = clock
-        self._lost_s = lost_s
+        self.lost_s = lost_s
         self._began_unix_s = clock.unix_s()
         self._known: dict[ReplicaId, _Known] = {}
         # features and adapters of every replica since we began
@@ -88,7 +88,7 @@ class Workers:
 
     def living(self) -> list[Announce]:
         now = self._clock.unix_s()
-        return [h.announce for h in self._known.values() if now - h.at_unix_s <= self._lost_s]
+        return [h.announce for h in self._known.values() if now - h.at_unix_s <= self.lost_s]
 
     @property
     def replicas(self) -> set[ReplicaId]:
@@ -108,13 +108,13 @@ class Workers:
     @property
     def complete(self) -> bool:
         """True once we have listened so long that a worker without a heartbeat does not live."""
-        return self._clock.unix_s() - self._began_unix_s > self._lost_s
+        return self._clock.unix_s() - self._began_unix_s > self.lost_s
 
     def lives(self, replica: ReplicaId, incarnation: str) -> bool | None:
         """True if this incarnation of the worker lives; None if that is not known yet."""
         now = self._clock.unix_s()
         known = self._known.get(replica)
-        if known is not None and now - known.at_unix_s <= self._lost_s:
+        if known is not None and now - known.at_unix_s <= self.lost_s:
             return known.announce.incarnation == incarnation
         return False if self.complete else None
 
@@ -140,9 +140,7 @@ class Workers:
         """Replicas silent for too long since the last call, which are forgotten now."""
         now = self._clock.unix_s()
         lost = [
-            replica
-            for replica, known in self._known.items()
-            if now - known.at_unix_s > self._lost_s
+            replica for replica, known in self._known.items() if now - known.at_unix_s > self.lost_s
         ]
         for replica in lost:
             self._count_lost(self._known.pop(replica))

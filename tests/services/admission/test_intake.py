@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from random import Random
 from typing import Any
 
 import msgspec
@@ -34,6 +35,8 @@ from shared.schemas import (
     Sampling,
     TokenLogprob,
 )
+from shared.testing.simulated_bus import SimNet
+from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
@@ -187,6 +190,34 @@ def test_the_memory_that_a_long_prompt_took_is_given_back() -> None:
         [sys.executable, "-c", LONG_TEXTS], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 180
+
+
+def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_to_be_heard() -> None:
+    """Admission begins to listen anew again and again, as when its store cannot be reached."""
+
+    async def main() -> float:
+        clock = SimNet(Random(1)).clock
+        workers = Workers(clock, 3.0, Registry())
+        door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
+
+        async def disturb() -> None:
+            while True:
+                workers.forget()
+                await asyncio.sleep(2.0)
+
+        disturbing = asyncio.create_task(disturb())
+        began = clock.unix_s()
+        async with asyncio.timeout(60.0):
+            with pytest.raises(PeerError, match="ask again") as refused:
+                await door.read(
+                    replace(asked(None), model="unknown"), RequestKey("t.a"), "chat",
+                    digest=b"", arrived_unix_s=began, json=False, traceparent="", caller="",
+                )  # fmt: skip
+        disturbing.cancel()
+        assert refused.value.code == "server_is_overloaded"
+        return clock.unix_s() - began
+
+    assert 3.0 < run_virtual(main()) < 10.0
 
 
 def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time() -> None:
