@@ -34,7 +34,7 @@ LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hol
 # the tokenizer takes some 200 times the size of a text, and the allocator would keep most of it
 GIVE_BACK_CHARACTERS = 256 * 1024
 LONG_PROMPTS = 2  # tokenised at once: each takes a core, and some 200 times its size of memory
-CACHING = frozenset({"vllm"})  # engines that may have a prefix of the prompt
+CACHING = frozenset({"torch", "vllm"})  # engines that may have a prefix of the prompt
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
 LISTEN_S = 0.05
