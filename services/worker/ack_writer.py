@@ -20,6 +20,7 @@ from shared.vocabulary import ReplicaId
 log = structlog.get_logger()
 
 RETRY_S = 0.1
+FENCE_S = 1.0  # the longest look for a fence: a heartbeat waits for it
 
 
 class FencedError(Exception):
@@ -122,7 +123,11 @@ class AckWriter:
         """True if another writer has appended since. An idle worker appends nothing, and would not
         notice.
         """
-        last = await self._last()
+        try:
+            async with asyncio.timeout(FENCE_S):
+                last = await self._bus.acks.last(self._subject)
+        except (BusError, TimeoutError):
+            return False  # the next look, or the next append, finds it
         if last is None or last[0] == self._last_seq or not self.queue.empty():
             return False
         try:
