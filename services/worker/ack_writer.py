@@ -52,9 +52,9 @@ class AckWriter:
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
     async def register(self) -> None:
-        """Take the log over: this fences the writer before."""
+        """Take the log over, however long that takes: this fences the writer before."""
         while True:
-            last = await self._bus.acks.last(self._subject)
+            last = await self._last()
             self._last_seq = 0 if last is None else last[0]
             try:
                 await self._append(Registered(incarnation=self._incarnation))

@@ -123,7 +123,8 @@ class WorkerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then give every request back and leave."""
-        await self._writer.register()
+        if not await self._registered(stop):
+            return
         replica = self._replica
         endpoints = [
             Endpoint("hold", subjects.hold(replica), Hold, self._on_hold),
@@ -164,6 +165,22 @@ class WorkerService:
             fences.extend(group.exceptions)
         if fences:
             raise FencedError(str(fences[0]))
+
+    async def _registered(self, stop: asyncio.Event) -> bool:
+        """Take the log over. False: `stop` came first."""
+        registering, stopped = (
+            asyncio.ensure_future(self._writer.register()),
+            asyncio.ensure_future(stop.wait()),
+        )
+        try:
+            await asyncio.wait((registering, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not registering.done():
+                return False
+            await registering
+            return True
+        finally:
+            registering.cancel()
+            stopped.cancel()
 
     async def _drain(self) -> None:
         """Give every request back; leave when all are settled, or after drain_s."""

@@ -68,6 +68,35 @@ class Serving:
             await self.task
 
 
+def test_a_worker_whose_log_does_not_answer_yet_waits_for_it() -> None:
+    """It does not end: its engine may have taken minutes to load."""
+
+    async def main() -> list[float]:
+        serving = Serving()
+        serving.net.faults = NO_STORE
+        await serving.begin()
+        await asyncio.sleep(10.0)
+        serving.net.faults = Faults()
+        await asyncio.sleep(10.0)
+        await serving.end()
+        return serving.heard_s
+
+    heard_s = run_virtual(main())
+    assert heard_s[0] > 10.0
+
+
+def test_a_worker_whose_log_takes_no_writes_yet_obeys_all_the_same() -> None:
+    async def main() -> list[float]:
+        serving = Serving()
+        serving.net.fill(1000.0)
+        await serving.begin()
+        await asyncio.sleep(10.0)
+        await serving.end()
+        return serving.heard_s
+
+    assert not run_virtual(main())
+
+
 def test_a_worker_whose_log_does_not_answer_goes_on_announcing_itself() -> None:
     async def main() -> list[float]:
         serving = Serving()
