@@ -63,9 +63,9 @@ class BusTimeout(BusError):
 
 
 class WrongSequence(BusError):
-    """Another writer came first; `last_seq` is the sequence now, 0 where unknown."""
+    """Another writer came first; `last_seq` is the sequence now, None where unknown."""
 
-    def __init__(self, message: str, last_seq: int = 0) -> None:
+    def __init__(self, message: str, last_seq: int | None = None) -> None:
         super().__init__(message)
         self.last_seq = last_seq
 

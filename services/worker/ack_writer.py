@@ -10,7 +10,7 @@ import structlog
 
 from shared.bus.api import Bus
 from shared.core.turn import Finished
-from shared.errors import BusError, PeerError
+from shared.errors import BusError, PeerError, WrongSequence
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry
 from shared.store.records import Records
@@ -77,19 +77,31 @@ class AckWriter:
         while True:
             try:
                 self._last_seq = await self._bus.acks.append(self._subject, payload, self._last_seq)
-                self.waits = False
-                return
+                break
             except BusError as error:
-                last = await self._last()
-                if last is not None and last[1] == payload:
-                    self._last_seq = last[0]  # stored; only the answer was lost
-                    self.waits = False
-                    return
-                if (0 if last is None else last[0]) != self._last_seq:
-                    raise FencedError(f"the log of {self._replica} has another writer") from error
+                if await self._is_stored(payload, error):
+                    break
                 self.waits = True
                 log.warning("ack.waits", replica=self._replica, error=str(error))
                 await asyncio.sleep(RETRY_S)
+        self.waits = False
+
+    async def _is_stored(self, payload: bytes, error: BusError) -> bool:
+        """True if an append that failed was stored, and only its answer was lost. False if it is to
+        be tried again. Raises FencedError.
+
+        A server that is behind may answer the read, so that only an entry after our last one tells.
+        Where the leader refused the append for one, a later try reads it.
+        """
+        last_seq, last = await self._last() or (0, b"")
+        if last_seq > self._last_seq and last == payload:
+            self._last_seq = last_seq
+            return True
+        refused_at = error.last_seq if isinstance(error, WrongSequence) else None
+        lost = refused_at is not None and refused_at < self._last_seq  # the log, by its leader
+        if last_seq > self._last_seq or lost:
+            raise FencedError(f"the log of {self._replica} has another writer") from error
+        return False
 
     async def _last(self) -> tuple[int, bytes] | None:
         while True:
@@ -128,7 +140,8 @@ class AckWriter:
                 last = await self._bus.acks.last(self._subject)
         except (BusError, TimeoutError):
             return False  # the next look, or the next append, finds it
-        if last is None or last[0] == self._last_seq or not self.queue.empty():
+        # a server that is behind may answer, with an entry of a former incarnation
+        if last is None or last[0] <= self._last_seq or not self.queue.empty():
             return False
         try:
             entry = decode_entry(last[1])

@@ -4,7 +4,7 @@ nats-py's KeyValue has no TTL on update and reads a bucket through a consumer. H
 request with an expected sequence, a read is one direct get, and a listing is a few batches of
 direct gets (measured: 5,000 keys of 1 KB in 0.13-0.21 s). With more than one stream replica, one
 that is behind may answer a direct get. That is safe, because every decision after a read is written
-by compare-and-set, which the leader judges.
+by compare-and-set, which the leader judges, or waits until what was read is new enough.
 """
 
 import math
@@ -137,7 +137,7 @@ class Stream:
         if ack.error.err_code in WRONG_SEQUENCE_CODES:
             found = _SEQUENCE_AT_END.search(ack.error.description)
             raise WrongSequence(
-                f"{subject}: {ack.error.description}", int(found[1]) if found else 0
+                f"{subject}: {ack.error.description}", int(found[1]) if found else None
             )
         kind = StoreFull if ack.error.err_code in FULL_CODES else BusError
         raise kind(f"{subject}: {ack.error.description} ({ack.error.err_code})")

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from services.worker import service as worker
+from services.worker.ack_writer import AckWriter, FencedError
 from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
 from services.worker.engines.sim_engine import SimEngine
@@ -17,13 +18,17 @@ from services.worker.runner import VirtualRunner
 from services.worker.turn_taker import TurnTaker
 from shared import subjects
 from shared.bus.api import Call
+from shared.errors import BusTimeout
 from shared.perf import profile_file as profiles
 from shared.process.telemetry import Off
-from shared.schemas import Announce
+from shared.schemas import Announce, Snapshot
+from shared.store.acklog import decode_entry
+from shared.store.records import Records
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import ReplicaId
 
 NO_STORE = Faults(store_lost=1.0)
 
@@ -112,3 +117,129 @@ def test_a_worker_whose_log_does_not_answer_goes_on_announcing_itself() -> None:
     assert heard_s[-1] > 24.0
     gaps_s = [after - before for before, after in itertools.pairwise(heard_s)]
     assert max(gaps_s) < 2.0  # admission takes a worker to be lost after three
+
+
+class Behind:
+    """Two incarnations' writers on one log. The server that answers the reads of it may be behind
+    its leader, which judges the writes.
+    """
+
+    def __init__(self) -> None:
+        self.net = SimNet(Random(1), Faults())
+        self._last, self._append = self.net.acks.last, self.net.acks.append
+        self._seen: tuple[int, bytes] | None = None
+        self.reads_behind = 0  # so many more reads show what the server has seen
+        self.unanswered: list[bool] = []  # of the next appends: whether it is stored
+        self.net.acks.last = self._read  # type: ignore[method-assign]
+        self.net.acks.append = self._write  # type: ignore[method-assign]
+
+    def fall_behind(self, reads: int) -> None:
+        self._seen, self.reads_behind = self._last(LOG), reads
+
+    def _read(self, subject: str) -> tuple[int, bytes] | None:
+        if self.reads_behind:
+            self.reads_behind -= 1
+            return self._seen
+        return self._last(subject)
+
+    def _write(self, subject: str, payload: bytes, expected_last: int) -> int:
+        if self.unanswered:
+            if self.unanswered.pop(0):
+                self._append(subject, payload, expected_last)
+            raise BusTimeout("no answer")
+        return self._append(subject, payload, expected_last)
+
+    def writer(self, incarnation: str) -> AckWriter:
+        bus = self.net.connect(incarnation)
+        records = Records(bus.requests, bus.bodies)
+        return AckWriter(bus, ReplicaId("r1"), incarnation, records, limit=4)
+
+    def written(self) -> list[str]:
+        """The incarnation of each entry."""
+        return [decode_entry(payload).incarnation for _, payload in self.net.acks.read(LOG, 0)]
+
+
+LOG = subjects.ack_log(ReplicaId("r1"))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_server_that_is_behind_does_not_fence_a_writer_whose_append_was_unanswered(
+    stored: bool,
+) -> None:
+    async def main() -> list[str]:
+        behind = Behind()
+        one = behind.writer("a")
+        behind.fall_behind(reads=0)
+        await one.register()
+        behind.reads_behind, behind.unanswered = 3, [stored]
+        async with asyncio.timeout(60.0):
+            await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+        assert not one.waits
+        assert not await one.fenced()
+        return behind.written()
+
+    assert run_virtual(main()) == ["a", "a"]
+
+
+def test_a_server_that_is_behind_does_not_fence_a_writer_that_has_just_registered() -> None:
+    async def main() -> list[bool]:
+        behind = Behind()
+        await behind.writer("a").register()
+        behind.fall_behind(reads=0)
+        other = behind.writer("b")
+        await other.register()
+        behind.reads_behind = 1
+        return [await other.fenced(), await other.fenced()]
+
+    assert run_virtual(main()) == [False, False]
+
+
+def test_a_writer_registers_also_where_the_server_is_behind() -> None:
+    async def main() -> list[str]:
+        behind = Behind()
+        behind.fall_behind(reads=0)
+        await behind.writer("a").register()
+        behind.reads_behind = 5
+        async with asyncio.timeout(60.0):
+            await behind.writer("b").register()
+        return behind.written()
+
+    assert run_virtual(main()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("unanswered", [[], [False], [False, False]])
+def test_a_writer_that_is_fenced_notices_although_the_server_is_behind(
+    unanswered: list[bool],
+) -> None:
+    async def main() -> list[str]:
+        behind = Behind()
+        one = behind.writer("a")
+        await one.register()
+        behind.fall_behind(reads=0)
+        await behind.writer("b").register()
+        behind.reads_behind, behind.unanswered = 3, unanswered
+        async with asyncio.timeout(60.0):
+            with pytest.raises(FencedError):
+                await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+        assert not behind.reads_behind
+        assert await one.fenced()
+        return behind.written()
+
+    assert run_virtual(main()) == ["a", "b"]
+
+
+def test_a_writer_is_fenced_where_its_log_was_made_anew() -> None:
+    """It must register again: nothing that it wrote is there."""
+
+    async def main() -> list[str]:
+        behind = Behind()
+        one = behind.writer("a")
+        await one.register()
+        behind.net.acks.trim(LOG, below=1 << 30)
+        async with asyncio.timeout(60.0):
+            with pytest.raises(FencedError):
+                await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+            await behind.writer("b").register()
+        return behind.written()
+
+    assert run_virtual(main()) == ["b"]
