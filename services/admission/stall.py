@@ -39,5 +39,5 @@ class Stall:
                     await self._bus.flush(STALLED_S / 2)
                     self._over.set()
                 except BusError:
-                    continue
+                    pass  # asked again
             await asyncio.sleep(BEAT_S)
