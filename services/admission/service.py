@@ -279,6 +279,7 @@ class Admission:
                     self._placed(key, attempt + 1, replica, outcome)
                 case Relegate(key):
                     await self._relegate(action)
+                    self._decided(key)
                     self._feed(Gone(key))
                 case Refuse(key, reason, retry_after_s, declined):
                     await self._ending.end(

@@ -1,0 +1,108 @@
+"""Admission beside a planner made by hand, which declines what it is offered."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+import structlog
+from msgspec.structs import replace
+
+from services.admission.config import AdmissionConfig
+from services.admission.service import TELL_S, Admission
+from shared import subjects
+from shared.bus.api import Call, Endpoint
+from shared.process.telemetry import Off
+from shared.schemas import (
+    GenerateRequest,
+    Offer,
+    OfferDeclined,
+    PoolDigest,
+    PoolLane,
+    Received,
+    Sampling,
+)
+from shared.testing.simulated_broker import Faults
+from shared.testing.simulated_bus import SimNet
+from shared.testing.virtual_loop import run_virtual
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import ReplicaId, Slo
+from tests.shared.routing.digests import digest
+
+R = ReplicaId("r1")
+LANE = PoolLane(tenant="default", importance=1.0, weight=1.0, requests=9, tokens=7_000_000)
+FULL = PoolDigest(tokens_s=100.0, lanes=[LANE])
+EMPTY = PoolDigest(tokens_s=100.0, lanes=[])
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+class Beside:
+    """One admission, and the connection of everybody else."""
+
+    def __init__(self) -> None:
+        self.net, self._stop = SimNet(Random(1), Faults()), asyncio.Event()
+        self.bus = self.net.connect("others")
+
+    async def begin(self, on_offer: Callable[[Offer, Call], None], pool: PoolDigest) -> None:
+        admission = Admission(
+            AdmissionConfig(),
+            self.net.connect("admission"),
+            self.net.clock,
+            Tokenizer.builtin(),
+            Off(),
+            Random(2),
+        )
+        self._running = asyncio.create_task(admission.run(self._stop))
+        await self.bus.serve("seat", [Endpoint("offer", subjects.offer(R), Offer, on_offer)], {})
+        await asyncio.sleep(1.0)
+        await self.bus.publish(
+            subjects.digest(R), replace(digest(R), at_unix_s=self.net.clock.unix_s())
+        )
+        await self.bus.publish(subjects.POOL, pool)
+        await asyncio.sleep(0.1)
+
+    async def ask(self) -> Received:
+        request = GenerateRequest(
+            request_id="a",
+            token_ids=[40, 41],
+            sampling=Sampling(max_tokens=5),
+            slo=Slo(ttft_s=1.0, tbt_s=0.1),
+        )
+        subject = "slo.v1.requests.default.chat"
+        return await self.bus.request(subject, request, Received, timeout_s=5.0)
+
+    async def end(self) -> None:
+        self._stop.set()
+        await self._running
+
+
+def test_a_client_hears_at_once_that_its_request_is_in_the_pool() -> None:
+    """The pool was full as it came, and has room as its only replica declines."""
+
+    async def main() -> float:
+        beside, answers = Beside(), list[asyncio.Task[None]]()
+
+        async def decline(call: Call) -> None:
+            await beside.bus.publish(subjects.POOL, EMPTY)
+            await asyncio.sleep(0.1)
+            await call.reply(OfferDeclined(reason="it is late"))
+
+        def on_offer(_: Offer, call: Call) -> None:
+            answers.append(asyncio.ensure_future(decline(call)))
+
+        await beside.begin(on_offer, FULL)
+        began_s = beside.net.loop.time()
+        await beside.ask()
+        took_s = beside.net.loop.time() - began_s
+        assert len(answers) == 1
+        await beside.end()
+        return took_s
+
+    assert run_virtual(main()) < TELL_S / 2
