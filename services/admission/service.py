@@ -297,8 +297,9 @@ class Admission:
                     self._feed(Gone(key))
                 case _:
                     assert_never(action)
-        except BusError as error:
-            # The record says how far it came; the sweep goes on from there.
+        except (BusError, PeerError) as error:
+            # The record says how far it came; the sweep goes on from there. A damaged one, nobody
+            # can go on with.
             log.warning("step.doubtful", request=action.key, error=str(error))
             self._feed(Gone(action.key))
             self._sweep.soon()

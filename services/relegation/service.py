@@ -29,7 +29,7 @@ from shared.core.relegation import (
     RelegationSettings,
     Taken,
 )
-from shared.errors import BusError
+from shared.errors import BusError, PeerError
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
@@ -204,7 +204,7 @@ class Relegation:
                     inbox.put(Gone(key))
                 case _:
                     assert_never(action)
-        except BusError as error:
+        except (BusError, PeerError) as error:
             log.warning("step.doubtful", request=action.key, error=str(error))
             inbox.put(Gone(action.key))  # the next listing, or admission's sweep, finds it
 

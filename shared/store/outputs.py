@@ -106,7 +106,11 @@ class Outputs:
             if since_s > until_s:
                 self._doubtful.rotate(-1)
                 continue
-            record = await read_record(RequestKey(key.removeprefix("o.").rpartition(".")[0]))
+            try:
+                record = await read_record(RequestKey(key.removeprefix("o.").rpartition(".")[0]))
+            except StoreDamaged:  # nobody knows whether it names the output: the TTL takes that
+                self._doubtful.popleft()
+                continue
             if record is not None and record.verdict is None:
                 self._doubtful.rotate(-1)  # a write that names it may still be on its way
                 continue

@@ -1,5 +1,6 @@
 """Values in the bucket of records that no service of ours wrote: they are left alone."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from random import Random
@@ -8,9 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 
-from shared.errors import PeerError
-from shared.schemas import Record
+from shared.columns import pack
+from shared.core import record as life
+from shared.errors import BusTimeout, PeerError
+from shared.schemas import Record, Resume
+from shared.store.outputs import FRESH_S
 from shared.store.records import Records
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimNet
@@ -60,3 +65,35 @@ def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -
                 await records.get(RequestKey(key))
 
     run_virtual(main())
+
+
+def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_being_deleted() -> None:
+    async def main() -> list[str]:
+        net = SimNet(Random(0), Faults())
+        bus: Any = net.connect("test")
+        records, update = Records(bus.requests, bus.bodies), net.requests.update
+
+        def unanswered(*_: Any, **__: Any) -> int:
+            raise BusTimeout("no answer")
+
+        for name in ("a", "b"):
+            made = replace(
+                record(f"t.{name}"), resume=Resume(tokens=pack([1, 2]), text="ab"), cancelled=True
+            )
+            await bus.requests.create(f"s.t.{name}", msgspec.msgpack.encode(made))
+            net.requests.update = unanswered  # type: ignore[method-assign]
+            with pytest.raises(BusTimeout):
+                await records.change(made.key, lambda seen: life.closed(seen, 0.0))
+            net.requests.update = update  # type: ignore[method-assign]
+        assert len(await records.outputs()) == 2
+        entry = await bus.requests.get("s.t.a")
+        await bus.requests.update("s.t.a", b"?", entry.revision)
+        await records.change(RequestKey("t.b"), lambda seen: life.closed(seen, 0.0))
+        await asyncio.sleep(FRESH_S + 1.0)
+        await records.tidy()
+        stored = await records.get(RequestKey("t.b"))
+        assert stored is not None
+        left = {key for key, _ in await bus.requests.scan("o.")} - {stored.record.output_key}
+        return sorted(key.rpartition(".")[0] for key in left)
+
+    assert run_virtual(main()) == ["o.t.a"]
