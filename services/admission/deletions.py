@@ -113,8 +113,8 @@ class Deletions:
     async def _newest(self, record: Record) -> tuple[Record, Story | None]:
         """The record at its newest attempt that a log has, and what became of that."""
         newest = None
-        for replica in {*self._workers.replicas, record.replica} - {None}:
-            assert replica is not None
+        named = () if record.replica is None else (record.replica,)
+        for replica in sorted({*self._workers.replicas, *named}):
             for (key, attempt, incarnation), story in (
                 await acklog.read(self._bus, replica)
             ).items():

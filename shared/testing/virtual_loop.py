@@ -3,8 +3,8 @@ milliseconds.
 
 `time()` stands still while callbacks run and jumps to the next timer when nothing is ready. Nothing
 sleeps, no system call is made, and timers that share an instant run in the order in which they were
-set. So a run depends on its inputs alone (and on PYTHONHASHSEED where the code walks sets of
-strings). A run in which every task waits and no timer is set fails.
+set. So a run depends on its inputs alone, as long as the code walks no set of strings. A run in
+which every task waits and no timer is set fails.
 
 Every callback belongs to the `Owner` in whose context it was scheduled. The callbacks of a held
 owner wait until the owner is let go.

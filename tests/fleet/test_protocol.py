@@ -3,7 +3,7 @@ messages, of processes killed, paused and resumed, and of broker restarts. After
 balance (tests/fleet/world.py has the checks).
 
 SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand); a failing seed is printed, and
-`run(seed, scene)` replays it (with PYTHONHASHSEED=0, to the last message).
+`run(seed, scene)` replays it, to the last message.
 """
 
 import logging
