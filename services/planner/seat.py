@@ -32,7 +32,7 @@ from shared.core.replica_events import (
 )
 from shared.core.resync_check import misreported
 from shared.diary import Neighbour
-from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.errors import BusError, NoResponders, PeerError
 from shared.policy import registry
 from shared.process import conventions as names
 from shared.process.chores import Chores
@@ -332,7 +332,7 @@ class Seat:
                     self._inbox.fail(StaleEpoch(str(error)))
                     return
                 log.warning("resync.refused", replica=self.replica, reason=str(error))
-            except (NoResponders, BusTimeout):
+            except BusError:
                 pass
             await asyncio.sleep(RESYNC_PAUSE_S)
 

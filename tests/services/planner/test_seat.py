@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 import structlog
@@ -32,6 +33,7 @@ from shared.core.replica_events import (
 )
 from shared.core.resync_check import misreported
 from shared.core.tick import Tick
+from shared.errors import BusError
 from shared.policy import registry
 from shared.process.audit import IDLE_S
 from shared.process.instruments import Registry
@@ -280,6 +282,34 @@ def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
         return books.kv.shared, books.draft_kv.shared
 
     assert run_virtual(main()) == (5, 4)
+
+
+def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> bool:
+        seat, worker = await a_seat()
+        request, refusals = seat._bus.request, [BusError("the connection takes no more")]
+
+        async def once_in_vain(*args: Any, **options: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await request(*args, **options)
+
+        seat._bus.request = once_in_vain  # type: ignore[method-assign]
+
+        def answer(resync: Resync, call: Call) -> None:
+            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(5.0)
+        running.cancel()
+        assert not refusals
+        return seat.core.synced
+
+    assert run_virtual(main())
 
 
 def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
