@@ -362,6 +362,11 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache when it was first computed
     diary: Diary = Diary()
 
+    @property
+    def begun(self) -> bool:
+        """Something of its prompt was computed."""
+        return len(self.tokens) > 0 or self.diary.account.prefill_s > 0.0
+
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The only truth about where a request is. It changes by compare-and-set alone, as
@@ -788,6 +793,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     service_class: ServiceClass
     relegated: bool = False  # the request was best-effort at some time
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+    cached_tokens: Count | None = None  # as in Resume; None: nothing of its prompt was computed
     diary: Diary = Diary()
 
 

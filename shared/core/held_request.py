@@ -87,7 +87,7 @@ class HeldRequest:
             text=resume.text,
             logprobs=list(resume.logprobs),
             cached_tokens=resume.cached_tokens,
-            begun=len(tokens) > 0 or resume.diary.account.prefill_s > 0.0,
+            begun=resume.begun,
             measure=resume.measure if tokens else Measure.begin(record.slo, record.arrived_unix_s),
             service_class=record.service_class,
             relegated=record.relegated,
@@ -254,6 +254,7 @@ class HeldRequest:
             service_class=self.service_class,
             relegated=self.relegated,
             logprobs=list(self.logprobs),
+            cached_tokens=self.cached_tokens if self.begun else None,
             diary=diary,
         )
 

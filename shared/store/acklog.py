@@ -82,6 +82,8 @@ class Story:
     relegated: bool = False  # best-effort at some time
     best_effort: bool = False  # at the end of the story
     logprobs: list[TokenLogprob] = field(default_factory=list)  # parallel to `tokens`, or empty
+    # of this attempt's first chunk, or as its snapshot has it; None: it has computed nothing
+    cached_tokens: int | None = None
 
     def resume(self, record: Record) -> Resume:
         """The resume of the next attempt: the record's own resume, with the tokens of this attempt
@@ -109,8 +111,16 @@ class Story:
             return before
         if len(logprobs) != len(tokens):  # one of its engines had none to give
             logprobs = []
+        cached_tokens = self.cached_tokens
+        if cached_tokens is None or (self.measure is None and before.begun):
+            cached_tokens = before.cached_tokens
         return Resume(
-            tokens=pack(tokens), text=text, measure=measure, logprobs=logprobs, diary=diary
+            tokens=pack(tokens),
+            text=text,
+            measure=measure,
+            logprobs=logprobs,
+            cached_tokens=cached_tokens,
+            diary=diary,
         )
 
     def _whole(self, record: Record) -> Diary:
@@ -165,6 +175,7 @@ class _Folding:
                         kept.service_class is ServiceClass.BEST_EFFORT,
                     )
                     story.logprobs = list(kept.logprobs)
+                    story.cached_tokens = kept.cached_tokens
                     self._ledger.found(held, kept.diary)
                     self._at_slot[held.slot] = story
                     self._stories[held.key, held.attempt, entry.incarnation] = story
@@ -183,6 +194,7 @@ class _Folding:
                     )
                     self._stories[at].relegated = over.relegated
                     self._stories[at].logprobs = list(made.logprobs)
+                    self._stories[at].cached_tokens = made.cached_tokens
                     self._stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
@@ -222,6 +234,10 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
     tokens, emitted = unpack_list(ack.tokens), unpack_list(ack.emitted)
     if min(emitted, default=0) < 0 or sum(emitted) != len(tokens):
         raise ValueError("there must be as many tokens as were emitted")
+    slots, computed = unpack_list(ack.slots), unpack_list(ack.computed)
+    cached = unpack_list(ack.cached) or [0] * len(computed)
+    if not all(0 <= found <= n for found, n in zip(cached, computed, strict=True)):
+        raise ValueError("no more can be cached than was computed")
     for held in ack.held:
         story = Story(ack.incarnation, held.offset, held.text_offset)
         stories[held.key, held.attempt, ack.incarnation] = at_slot[held.slot] = story
@@ -239,7 +255,7 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
     texts, at = iter(ack.texts), 0
     firsts: list[int] = []
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
-    for slot, n in zip(unpack_list(ack.slots), emitted, strict=True):
+    for slot, n in zip(slots, emitted, strict=True):
         if not n and ended.get(slot) not in _OWN_ENDS:
             continue
         text = next(texts, "")
@@ -253,6 +269,9 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
             if n and not attempt.offset and len(attempt.tokens) == n:
                 firsts.append(slot)
         at += n
+    for slot, n, found in zip(slots, computed, cached, strict=True):
+        if n and slot in at_slot and at_slot[slot].cached_tokens is None:
+            at_slot[slot].cached_tokens = found
     if ack.plan_seq:
         _account(ack, firsts, ledger)
     for slot, why in ack.ended:

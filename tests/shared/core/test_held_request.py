@@ -1,12 +1,24 @@
 """A request as its worker holds it."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from shared.columns import pack
 from shared.core.held_request import HeldRequest
 from shared.core.turn import TurnDone
 from shared.core.worker import WorkerCore
-from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Resume, Sampling
+from shared.schemas import (
+    BatchPlan,
+    Body,
+    Hold,
+    HoldAccepted,
+    LogEntry,
+    Record,
+    Resume,
+    Sampling,
+)
+from shared.store.acklog import fold
 from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 from tests.shared.core.placed_record import placed
 
@@ -39,8 +51,9 @@ class Attempt:
             replica, "i", kv_blocks=100, block_tokens=16, context_tokens=4096, max_slots=4
         )
         self.worker.resync(1, 1)
+        self.log: list[LogEntry] = []
         record = replace(RECORD, prompt_tokens=100, resume=resume or Resume())
-        record = placed(record, replica, "i")
+        self.record = record = placed(record, replica, "i")
         hold = Hold(epoch=1, sync=1, slot=0, key=record.key, attempt=record.attempt)
         body = Body(prompt=pack([1] * 100), sampling=Sampling(max_tokens=40))
         assert self.worker.hold(hold, record, body, now_unix_s=0.0) == HoldAccepted()
@@ -55,16 +68,28 @@ class Attempt:
         assert self.worker.plan(plan) is None
         assert self.worker.begin(now_unix_s=seq) is not None
         did = TurnDone(computed, (7,) * tokens, "x" * tokens, None, cached=cached)
-        self.worker.finish(
+        finished = self.worker.finish(
             [did], started_unix_s=seq, ended_unix_s=seq + 0.5, exec_s=0.5, idle_s=0.0
         )
+        self.log.append(finished.ack)
         self.worker.check()
 
     def leave(self) -> Resume:
+        """The output as the worker gives it back. The log says the same of it, from its beginning
+        as from a snapshot on.
+        """
+        told = [self._lost(self.log), self._lost(self.worker.snapshots())]
         self.worker.drain()
         ended = self.worker.between()
         assert ended is not None
-        return ended.overs[0].resume
+        resume = ended.overs[0].resume
+        assert [one.cached_tokens for one in told] == [resume.cached_tokens] * 2
+        return resume
+
+    def _lost(self, log: Sequence[LogEntry]) -> Resume:
+        """The output as admission takes it from the log of a worker that is gone."""
+        record = self.record
+        return fold(log, ReplicaId("r1"))[record.key, record.attempt, "i"].resume(record)
 
 
 def test_usage_counts_the_cached_tokens_of_a_prompt_however_it_is_chunked() -> None:

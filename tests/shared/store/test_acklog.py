@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
 from shared.measure import Measure
@@ -70,6 +71,13 @@ def test_an_ack_that_counts_other_tokens_than_it_has_is_left_out(emitted: int) -
     first = ack(1, [9], held(2))
     stories = fold([first, ack(emitted, [10])], R)
     assert stories[KEY, 1, "i"].emissions == [(1, 0.0, None)]
+    assert resumed(stories) == resumed(fold([first], R))
+
+
+@pytest.mark.parametrize("found", [-1, 2, 2**31 - 1])
+def test_an_ack_that_found_more_in_a_cache_than_it_computed_is_left_out(found: int) -> None:
+    first = ack(1, [9], held(2))
+    stories = fold([first, replace(ack(1, [10]), cached=pack([found]))], R)
     assert resumed(stories) == resumed(fold([first], R))
 
 
