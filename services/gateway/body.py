@@ -80,7 +80,7 @@ class Bodies:
                 if len(kept) > self._cfg.body_limit_bytes:
                     raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))
                 if self._kept_bytes > self._cfg.bodies_limit_bytes:
-                    raise Rejected(envelope.SATURATED)
+                    raise Rejected(envelope.BODIES_FULL)
         finally:
             self._kept_bytes -= len(kept)
         return bytes(kept)

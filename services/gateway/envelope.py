@@ -114,6 +114,12 @@ SATURATED = Problem(
     code="slow_down",
     dropped="rejected-saturated",
 )
+BODIES_FULL = Problem(
+    status=429,
+    message="the gateway is reading too many bytes of bodies at once",
+    code="slow_down",
+    dropped="rejected-saturated",
+)
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
 
 

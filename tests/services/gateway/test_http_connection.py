@@ -39,11 +39,15 @@ async def test_a_connection_with_whole_heads_stays_open(nats_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "answer"), [({}, b"413"), ({"bodies_limit_bytes": 1000}, b"429")]
+    ("limits", "answer", "why"),
+    [
+        ({}, b"413", b"the body has more than"),
+        ({"bodies_limit_bytes": 1000}, b"429", b"too many bytes of bodies"),
+    ],
 )
 @pytest.mark.parametrize("mode", [b"close", b"keep-alive"])
 async def test_a_client_that_sends_all_of_a_refused_body_first_reads_the_answer(
-    nats_url: str, limits: dict[str, int], answer: bytes, mode: bytes
+    nats_url: str, limits: dict[str, int], answer: bytes, why: bytes, mode: bytes
 ) -> None:
     size = 40_000_000 if answer == b"413" else 8_000_000
     head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: %s\r\n"
@@ -54,4 +58,5 @@ async def test_a_client_that_sends_all_of_a_refused_body_first_reads_the_answer(
         await writer.drain()
         read = await reader.read()
         assert read.startswith(b"HTTP/1.1 " + answer), read
+        assert why in read
         writer.close()
