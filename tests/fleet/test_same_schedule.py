@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 STORY = """
 import logging, re
@@ -20,6 +21,7 @@ def test_a_seed_plays_the_same_schedule_in_every_process() -> None:
     stories = [
         subprocess.run(
             [sys.executable, "-c", STORY],
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
