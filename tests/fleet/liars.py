@@ -3,7 +3,6 @@ numbers of the moment, and come past the first checks.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -43,14 +42,14 @@ class Liars:
         rng, subject, answer = self._rng, envelope.subject, envelope.answers
         if answer is not None and subject in self._answered and rng.random() < self.share:
             kind, heard = self._answered[subject], answer
-            envelope = replace(envelope, answers=lambda back: heard(self._changed(kind, back)))
+            envelope = envelope._replace(answers=lambda back: heard(self._changed(kind, back)))
         if subject in self._said and rng.random() < self.share:
             lie, how = self._changed(self._said[subject], envelope), rng.random()
             if how < 0.5:
                 return self._route(lie)
             first, then = (lie, envelope) if how < 0.75 else (envelope, lie)
             found = self._route(first)
-            self._route(replace(then, answers=None))  # the first is the one that is answered
+            self._route(then._replace(answers=None))  # the first is the one that is answered
             return found
         return self._route(envelope)
 
@@ -62,7 +61,7 @@ class Liars:
     def _changed(self, kind: Any, envelope: Envelope) -> Envelope:
         if envelope.headers and ERROR_HEADER in envelope.headers:
             return envelope  # a refusal
-        return replace(envelope, payload=changed(envelope.payload, kind, self._rng))
+        return envelope._replace(payload=changed(envelope.payload, kind, self._rng))
 
 
 def changed(raw: bytes, kind: Any, rng: Random) -> bytes:

@@ -73,7 +73,7 @@ def claimed(
 def _victims(view: View, holds: Bools, row: int, short: int) -> Rows | None:
     """The requests among `holds` that give up their KV for this prefill, which is short of so many
     blocks; None where they would be too few, or too important. One that is enough alone is the
-    least important, with a TTLT rather than without, and the latest to arrive.
+    least important, a whole answer rather than another, and the latest to arrive.
     """
     may = (holds & (view.importance < view.importance[row])).nonzero()[0]
     held, value = view.kv_held_blocks[may], view.importance[may]

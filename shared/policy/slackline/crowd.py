@@ -5,7 +5,8 @@ late, from token to token. So an offer is declined if with it a pass of those th
 those that are to, would take longer than the tightest of their paces.
 
 - A decode of a looser pace counts as a part of one.
-- A request without a pace in its SLO does not count: it may sit out.
+- A request without a pace in its SLO does not count: it may sit out. What a TTLT asks for beside a
+  pace does not count either.
 - A pace that not even a decode alone could keep constrains nobody.
 - Where a pass takes too long already, those alone are declined that have the tightest pace.
 - Where a pace needs drafts and they bring more tokens, and the mean judges, the edge is not sharp:
@@ -13,7 +14,8 @@ those that are to, would take longer than the tightest of their paces.
   which it may well keep its pace, and an offer is declined if the others would lose more than it
   would gain, by their importance. Where deadlines or windows judge, one that is late now and then
   is lost, so the edge stays sharp.
-- Where the deadline of each token judges, the first token may come long before it is due, which
+- Where deadlines judge, of each token or of the last, the first token may come long before it is
+  due, which
   earns time (due.py). So a pass needs no margin there: a token that comes later than its pace asks
   is late only once that time is spent.
 """
@@ -49,7 +51,7 @@ class Decodes(NamedTuple):
     value: Floats  # its importance
     runs: Bools  # it decodes already, and gives way to nobody
     sharp: Bools  # not the mean, but each ten tokens or each token are to keep its pace
-    earns: Bools  # the deadline of each token judges
+    earns: Bools  # deadlines judge, of each token or of the last
 
     def taken(self, which: Bools | slice) -> "Decodes":
         return Decodes._make(column[which] for column in self)

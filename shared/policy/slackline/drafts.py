@@ -246,8 +246,8 @@ def _for_whole_answers(view: View, rows: Rows) -> Bools:
 
 
 def _in_time(view: View, timing: Timing, order: Rows, prices: Prices, iteration_s: float) -> bool:
-    """Tells whether the prefills without a TTLT are in time if prefills have all but SHARE of the
-    time from now on.
+    """Tells whether the prefills of no whole answer are in time if prefills have all but SHARE of
+    the time from now on.
     """
     cached = view.computed_tokens[order]
     work_s = prices.prefill_s(view.target_tokens[order] - cached, cached).cumsum()
@@ -257,7 +257,7 @@ def _in_time(view: View, timing: Timing, order: Rows, prices: Prices, iteration_
 
 
 def _runs_at_once(view: View, first: Rows, prices: Prices, most_s: float) -> bool:
-    """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
+    """Tells whether the first prompt is of no whole answer, and what is left of it takes no longer
     than this.
     """
     if not len(first) or view.whole[first[0]]:

@@ -8,7 +8,8 @@
 - *The next token of a decode* is due a pace after its newest one. Where no gap is longer than the
   pace, windows of any length hold it, and so do the mean and the deadline of each token.
 - *Time earned*: where the deadline of each token judges, or that of the last one, tokens that come
-  early earn time. It is spread over the tokens to come, as if the pace was looser.
+  early earn time. It is spread over the tokens to come, as if the pace was looser, as far as a TTLT
+  allows.
 - *Catching up*: where the deadline of the last token alone judges, a first token that is late can
   be made up for, by a decode that is faster than its pace.
 """
@@ -40,7 +41,7 @@ LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
 FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.
 RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
-# Where the longest output would take more than this share of the TTLT, that of the mean counts.
+# The longest output is left no more than this share of the TTLT, unless the mean one needs more.
 MOST_SHARE = 0.65
 # The output may well be so much of the longest that is expected.
 LIKELY = 0.5
@@ -162,8 +163,8 @@ def catches_up(view: View) -> Bools:
 
 
 def can_wait(slo: Slo) -> bool:
-    """Tells whether a request that cannot be in time just now may well be later: it has a TTLT, or
-    can catch up.
+    """Tells whether a request that cannot be in time just now may well be later: it has a TTLT and
+    no TTFT that counts, or can catch up.
     """
     if slo.definition is Definition.TTLT and (slo.tbt_s, slo.ttlt_s) != (None, None):
         return True

@@ -3,10 +3,10 @@ which prefills are due, in the manner of Moore and Hodgson's rule for the fewest
 
 Up to each deadline there must be time for the prefills due by then, for the passes that the decodes
 make meanwhile, for a batch that ends there, and for the tokens of those whose prefill ended before.
-At the first deadline where there is too little, a request due by then gives way: one that could not
+At the first deadline where there is too little, requests due by then give way: all that could not
 be in time even alone, else of the least important the one whose prefill takes longest, of equals
-the one due last. So the fewest are lost, and one that was taken in does not give way to another of
-its kind.
+the one due last. Before the last deadline up to which passes leave no time at all, all give way. So
+the fewest are lost, and one that was taken in does not give way to another of its kind.
 """
 
 import math

@@ -3,11 +3,11 @@ requests than it saves.
 
 Until its TTLT each decode has so much time for each token that may still come, and the one with the
 least sets the length of the iterations. The shorter these are, the more of the time their passes
-take, and the less is left for prefills. So where not all can be in time, some decodes with a TTLT
-are let go, those with the least time for each token: as many as gains most. To keep the others
-gains their importance. It costs the time of the passes beyond those that the rest needs, counted in
-requests as dear as the dearest of those that give way. What is let go runs on, at the pace of the
-others.
+take, and the less is left for prefills. So where not all can be in time, some decodes whose TTLT
+asks for a faster pace than their own are let go, those with the least time for each token: as many
+as gains most. To keep the others gains their importance. It costs the time of the passes beyond
+those that the rest needs, counted in requests as dear as the dearest of those that give way. What
+is let go runs on, at its own pace, or at that of the others.
 """
 
 import numpy as np
@@ -49,6 +49,8 @@ def without_hurry(view: View, due: Due, decodes: Rows, gone: Rows, prices: Price
     gain = worth - requests * float(work.value.mean())
     first = int(gain.argmax())
     let_go = rows[:first] if gain[first] > 0 else rows
+    if not len(let_go):
+        return due
     paces_s = due.pace_s.copy()
     paces_s[let_go] = np.clip(view.tightest_tbt_s[let_go], paces_s[let_go], LOOSE_S)
     return due._replace(pace_s=paces_s)

@@ -5,8 +5,8 @@
 - *Due only*: where not everything fits beside all decodes, those run whose token is due before the
   batch after this one would end, as many as fit; the others too where prefills leave time, since
   they find no KV.
-- *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
-  alone they are in time, and passes after them still keep all due times (token_order.py).
+- *Alone*: the prefills due first run without any decode, if the last of them would be late beside
+  the decodes and is in time so, and passes after them still keep all due times (token_order.py).
 - *In time*: the batch ends where a prefill that it completes is due.
 - *Best-effort* requests run only once everything else has fitted, but where they are owed time:
   then they come first, beside the decodes that are due, or alone while no decode is due.

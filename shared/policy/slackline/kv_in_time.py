@@ -38,7 +38,7 @@ def finds_no_kv(
     *,
     asked: int,
 ) -> Bools:
-    """[asked] those with a TTFT and no TTLT that would find no KV in time, while another replica
+    """[asked] those with a TTFT that would find no KV in time, while another replica
     may be asked. Standard prefills that are due before them come first, and more important ones
     also if they are due before such an offer would give back its KV.
 

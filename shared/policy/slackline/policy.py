@@ -3,8 +3,8 @@
 Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
 and its price (work_ahead.py, price.py), the requests that give way (forecast.py, given_up.py),
 those too many for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), KV
-(room.py, kv_in_time.py, claims.py), one iteration (iteration.py, token_order.py), its drafts
-(drafts.py, lasting.py, yields.py).
+(room.py, kv_in_time.py, claims.py), one iteration (iteration.py, token_order.py), the time that
+best-effort requests are owed (owed.py), drafts (drafts.py, lasting.py, yields.py).
 """
 
 import math
@@ -89,15 +89,16 @@ from shared.vocabulary import Definition, ServiceClass, Slo
 _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _TTLT = DEFINITIONS.index(Definition.TTLT)
 
-# Weight of one iteration in the mean duration of iterations.
+# Weight of one iteration in the mean duration of iterations with decodes.
 STEP_WEIGHT = 0.005
 # The share of the time until a TTLT from which on the work before it counts as a burden, and the
 # seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
 BURDEN = 0.25
 BEHIND_S = 0.008
-# Requests without a TTLT are expected for so long after the last one.
+# Requests that are no whole answers are expected for so long after the last one.
 LATELY_S = 60.0
-# For so long after a request gave way, best-effort requests get no more than they are owed.
+# For so long after a request gave way, best-effort requests beside standard ones get no more than
+# they are owed, but for some that `ttlt` judges.
 SPARING_S = 10.0
 # An output may well be so many times as long as the mean.
 LONG = 2.0
@@ -335,8 +336,8 @@ class Slackline:
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
     ) -> Bools:
-        """[asked] those that are too many for a pass, without those in `lost`, which are declined
-        anyway. `coming`: what is promised, then those asked. `faster`: a pass brings each so many
+        """[asked] those that are too many for a pass, without those in `lost`: they are declined,
+        or wait. `coming`: what is promised, then those asked. `faster`: a pass brings each so many
         tokens.
         """
         promised = len(coming.pace_s) - len(lost)
@@ -406,7 +407,7 @@ class Slackline:
         return may_still
 
     def _paced_lately(self, view: View) -> bool:
-        """Tells whether standard requests without a TTLT come, too."""
+        """Tells whether standard requests come that are no whole answers."""
         if np.count_nonzero(view.standard & ~view.whole):
             self._paced_unix_s = view.start_unix_s
         return view.start_unix_s - self._paced_unix_s < LATELY_S
@@ -557,8 +558,8 @@ def _counts(view: View) -> Bools:
 
 
 def _burdened(whole: Bools, work: Work) -> bool:
-    """The work before some TTLT takes up a good share of the time until then. `whole`: of which
-    prefills the SLO has one.
+    """The work before the TTLT of some whole answer takes up a good share of the time until then.
+    `whole`: which prefills are of one.
     """
     if not np.count_nonzero(whole):
         return False
@@ -586,8 +587,8 @@ def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | 
 
 
 def _put_back(view: View, due: Due, queue: Rows, work: Work, *, paced: bool) -> Floats:
-    """[queue] when each is due, for the order: later by each token, where it has a TTLT. `paced`:
-    also by each token of the prompt where it has none, of the least important.
+    """[queue] when each is due, for the order: a whole answer later by each token. `paced`: of the
+    others the least important, too, by each token of the prompt.
     """
     whole = view.whole[queue]
     left = view.target_tokens[queue] - view.computed_tokens[queue]

@@ -1,7 +1,7 @@
 """The KV that patient requests leave to urgent ones.
 
-A patient request has a TTLT, and its prefill is due only in PATIENT_S or later. While many of them
-wait, KV is always full, and an urgent request would have to wait until one ends. So a patient
+A patient request is a whole answer whose prefill is due only in PATIENT_S or later. While many of
+them wait, KV is always full, and an urgent request would have to wait until one ends. So a patient
 request begins only where what is left covers the most that urgent ones have lately needed at once,
 or where nothing else is on the replica.
 """

@@ -18,7 +18,8 @@ from shared.policy.slackline.token_order import MARGIN_S, costs_of_one
 from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT, while a prefill waits; and where
-# not all prefills can be in time anyway, beside requests with a pace, and nobody drafts.
+# not all prefills can be in time anyway, beside requests that are no whole answers, without a draft
+# model.
 HASTE, HASTE_IF_LATE = 0.6, 0.9
 MOST = np.iinfo(np.int32).max  # the power of two where there is no TTLT
 
@@ -55,7 +56,8 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
     long a TTLT, to the next power of two seconds, or a shorter one. `waits`: a prefill does, and is
     not to wait until the answers that have begun end. Then the passes that a TTLT asks for take at
     most HASTE of the time. `late`: not all prefills can be in time. Then it is a pass of all
-    decodes, without a draft model in HASTE_IF_LATE of the time. `decodes`: the standard ones.
+    decodes, without a draft model in HASTE_IF_LATE of the time. A pace that the SLO names beside
+    the TTLT stays. `decodes`: the standard ones.
     """
     whole = view.has_ttlt
     if not np.count_nonzero(whole[decodes]):

@@ -22,7 +22,7 @@ from loadgen.simulator.traffic import Planned, Traffic, stored_as
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import DEFINITIONS, Choice, Observation, Phase, View
-from shared.policy.slackline.due import FAR_S, LOOSE_S
+from shared.policy.slackline.due import FAR_S, LOOSE_S, as_judged
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import Slackline
 from shared.policy.slackline.token_windows import TEN
@@ -62,6 +62,15 @@ TIERS = {
         },
     ),
 }
+SEVERAL = TierSet(
+    name="several",
+    default="chat",
+    tiers={
+        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=20.0), share=0.4),
+        "first": Tier(slo=Slo(ttft_s=2.0, ttlt_s=30.0), share=0.3),
+        "pace": Tier(slo=Slo(tbt_s=0.06, ttlt_s=30.0), share=0.3),
+    },
+)
 MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 TTLT = DEFINITIONS.index(Definition.TTLT)
@@ -86,7 +95,7 @@ class Waits:
     since_unix_s: float = field(default=math.inf)
 
     def look(self, seen: View, choice: Choice) -> None:
-        now = seen.start_unix_s
+        seen, now = as_judged(seen), seen.start_unix_s
         waits = ~seen.best_effort & (seen.phase != Phase.DECODE) & (seen.generated_tokens == 0)
         due = np.minimum(seen.first_due_unix_s, seen.last_due_unix_s)
         # where `ttlt` judges, it waits for as long as a late first token can be made up for
@@ -180,9 +189,24 @@ def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
     definition: Definition,
     seed: int,
 ) -> None:
+    longest_waits_are_kept(
+        TIERS[tiers].judged_by(definition), workload, times, important, kv_blocks, seed
+    )
+
+
+@pytest.mark.parametrize("kv_blocks", [0, LITTLE_KV_BLOCKS])
+@pytest.mark.parametrize("definition", Definition)
+def test_in_overload_requests_with_several_bounds_keep_them_too(
+    definition: Definition, kv_blocks: int
+) -> None:
+    longest_waits_are_kept(SEVERAL.judged_by(definition), "chatbot", 3.0, 0.2, kv_blocks, 1)
+
+
+def longest_waits_are_kept(
+    judged: TierSet, workload: str, times: float, important: float, kv_blocks: int, seed: int
+) -> None:
     arrivals_s = draw_arrivals(Gaps(), CARRIED_RPS[workload] * times, ARRIVALS_S, seed)
     lengths = named_workload(workload, 8192)
-    judged = TIERS[tiers].judged_by(definition)
     requests = plan_requests(arrivals_s, lengths, judged, seed, important=important)
     deployment = Deployment(
         "slackline", "a100-llama3-8b", facts=ReplicaFacts(kv_blocks=kv_blocks), draft=0.0

@@ -46,6 +46,7 @@ def offered(
     loose: int,
     *,
     seconds: float = 0.02,
+    ttft_s: float | None = 1.0,
     ttlt_s: float | None = None,
     definition: Definition = Definition.MEAN_TPOT,
 ) -> Demand:
@@ -55,7 +56,7 @@ def offered(
     offers = [
         offer(
             key=RequestKey(f"t.{n}"),
-            slo=Slo(ttft_s=1.0, tbt_s=pace_s, ttlt_s=ttlt_s, definition=definition),
+            slo=Slo(ttft_s=ttft_s, tbt_s=pace_s, ttlt_s=ttlt_s, definition=definition),
         )
         for n, pace_s in enumerate(paces)
     ]
@@ -194,9 +195,10 @@ def test_no_pace_is_given_up_for_paces_that_are_nearly_as_tight(seed: int) -> No
     assert missed({}) <= missed({"without": "kept_pace"}) + 0.01
 
 
-def test_requests_of_one_pace_and_those_with_a_ttlt_change_nothing() -> None:
+def test_requests_of_one_pace_and_those_that_can_wait_change_nothing() -> None:
     assert offered(20, 0).paces == 1
-    assert offered(5, 20, ttlt_s=60.0).paces == 0
+    assert offered(5, 20, ttft_s=None, ttlt_s=60.0).paces == 0
+    assert offered(5, 20, ttlt_s=60.0).paces == 2, "they wait no longer than for their TTFT"
 
 
 def test_a_caller_with_ever_new_paces_does_not_make_it_slow() -> None:

@@ -2,6 +2,8 @@
 drafts, offers that would find none, and whole runs.
 """
 
+import math
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -61,11 +63,11 @@ def test_a_prefill_that_finds_no_kv_is_passed_by_one_that_does() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        Row(slot=50, target=3000, ttft_s=3.0, tbt_s=0.1, ttlt_s=90.0),
+        Row(slot=50, target=3000, arrived_s=-18.0, ttlt_s=30.0),
         Row(slot=50, target=3000, arrived_s=-3599.0),
         Row(slot=50, target=3000, ttft_s=3.0, tbt_s=0.1, best_effort=True),
     ],
-    ids=["with a TTLT", "without a deadline", "best-effort"],
+    ids=["a whole answer", "without a deadline", "best-effort"],
 )
 def test_others_do_not_pass_what_would_then_wait_for_ever(first: Row) -> None:
     """The second is due later, or is best-effort, too."""
@@ -178,9 +180,12 @@ def test_an_offer_that_ends_before_more_important_ones_are_due_is_taken() -> Non
         assert taken(OFFER, rows=rows) == [False], "there is no KV for itself"
 
 
-def test_a_request_with_a_ttlt_is_taken_in_any_case() -> None:
-    whole = replace(OFFER, slo=Slo(ttft_s=1.0, ttlt_s=600.0))
+def test_a_whole_answer_is_taken_in_any_case() -> None:
+    soon = Slo(ttlt_s=30.0)
+    whole = replace(OFFER, slo=soon, arrived_unix_s=NOW - 22.0, next_due_unix_s=math.inf)
     assert taken(whole) == [True]
+    first = replace(OFFER, slo=Slo(ttft_s=1.0, ttlt_s=600.0))
+    assert taken(first) == [False], "it has a TTFT to keep"
     small = replace(OFFER, key=RequestKey("t.s"), prompt_tokens=160)
     assert taken(whole, small) == [True, False], "the first counts"
 

@@ -1,0 +1,76 @@
+"""Loads drawn at random whose SLOs name a TTLT beside a TTFT, a pace, or both."""
+
+from random import Random
+
+from msgspec.structs import replace
+
+from loadgen.results.experiment import Run
+from loadgen.results.section import Results, Section
+from loadgen.results.slackline.mixes import drawn, leads, mix
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import Definition, Slo
+
+# Nothing was tuned with these seeds.
+LOADS = range(9400, 9424)
+# The mean output of each workload, roughly.
+OUTPUT_TOKENS = {
+    "chatbot": 270,
+    "coder": 25,
+    "summarizer": 200,
+    "mixed": 150,
+    "sharegpt": 440,
+    "azure-code": 20,
+    "azure-conv": 130,
+}
+SEVERAL = (("ttft_s", "tbt_s", "ttlt_s"), ("ttft_s", "ttlt_s"), ("tbt_s", "ttlt_s"))
+OTHERS = (("ttft_s", "tbt_s"), ("ttlt_s",))
+LONGEST = 3.0  # times the time of a mean output at its pace
+
+
+def load(seed: int, requests: float) -> Run:
+    """A load as `mix` draws it, with other SLOs. The first tier has several bounds with a TTLT."""
+    run, rng = mix(seed, requests), Random(f"several-{seed}")
+    tiers = {
+        name: Tier(
+            slo=_slo(
+                rng, OUTPUT_TOKENS[run.workload], SEVERAL if name == "t0" else SEVERAL + OTHERS
+            ),
+            share=tier.share,
+            importance=tier.importance,
+        )
+        for name, tier in run.tiers.tiers.items()
+    }
+    return replace(
+        run,
+        tiers=TierSet(name=f"several-{seed}", default="t0", tiers=tiers),
+        definition=rng.choice(tuple(Definition)).value,
+    )
+
+
+def _slo(rng: Random, tokens: int, kinds: tuple[tuple[str, ...], ...]) -> Slo:
+    ttft_s, tbt_s = drawn(rng, 0.5, 5.0), drawn(rng, 0.03, 0.15)
+    mean_s = ttft_s + tokens * tbt_s
+    bounds = {"ttft_s": ttft_s, "tbt_s": tbt_s, "ttlt_s": drawn(rng, mean_s, LONGEST * mean_s)}
+    return Slo(**{name: bounds[name] for name in rng.choice(kinds)})
+
+
+def render(results: Results, duration_s: float) -> str:
+    return leads(results, [load(seed, duration_s) for seed in LOADS])
+
+
+# A section's length is given in hours; here 3,600 times that are the requests of a load.
+REQUESTS = 400
+
+SECTION = Section(
+    name="slackline-several",
+    title=f"{len(LOADS)} loads drawn at random, whose SLOs have several bounds",
+    paper=f"""\
+Drawn as the loads above, but one tier or more has a TTLT beside a TTFT, a pace, or both: 1 to
+{LONGEST:g} times what an output of the mean length takes at the pace. Judged by any of the four
+definitions. {REQUESTS} requests a load. Requests whose SLO was met, in points; an important one
+counts as three.""",
+    hours=REQUESTS / 3600,
+    render=render,
+    discussion="""\
+""",
+)
