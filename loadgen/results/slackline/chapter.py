@@ -46,7 +46,7 @@ policy. `--list` says which sections have runs to repeat.
   10 s, on the loads of the matrix with seed 21; how long an iteration may be in which they come
   first, 1.5 passes, on Overload; what they are owed while a prefill waits, 1 % of the time, with
   seeds 25 to 32 and 41 to 44 of six loads.
-- `slackline` changed from 2026-11-24 to 2026-11-28 ([decisions.md](decisions.md)). A table has the
+- `slackline` changed from 2026-11-24 to 2026-11-29 ([decisions.md](decisions.md)). A table has the
   policy as it was on the day that stands above it. What changed on 2026-11-25 concerns paces near a
   pass, drafts where a pace needs them, earned time under deadlines, and TTLTs of different length
   side by side: of six loads under Ablation QoServe's gained 0.1 points, AdaServe's 0.8, `mix` lost
@@ -73,6 +73,8 @@ policy. `--list` says which sections have runs to repeat.
   chosen with seeds 32, 61 and 62 of `mix` under What is misjudged, and with 13 of the loads of
   whole answers within a minute. Of the runs with TTLTs beyond five minutes it moved some of half an
   hour; 119 shorter ones were run again, and none had other figures.
+- What changed on 2026-11-29 concerns requests with a TTLT beside another bound
+  ([why](decisions.md#2026-11-29-slos-with-several-bounds)). One table has such tiers.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths. Some of
   these stand below: 31 under Overload, 32 under What is misjudged, 33 under Ablation, 34 under
   Fleets, 35 under the rate at which it keeps 90 %, and 35 to 37 under Capacity.

@@ -27,12 +27,13 @@ MOST = np.iinfo(np.int32).max  # the power of two where there is no TTLT
 def work_of_rows(view: View, due: Due, rows: Rows, prices: Prices) -> Work:
     """[rows] the prefills of these rows."""
     cached, output = view.computed_tokens[rows], due.output_tokens[rows]
+    tokens = view.target_tokens[rows]
     return Work(
         due.prefill_unix_s[rows] - view.start_unix_s,
-        prices.prefill_s(view.target_tokens[rows] - cached, cached),
+        prices.prefill_s(tokens - cached, cached),
         view.importance[rows],
         due.pace_s[rows],
-        prices.decoding_s(view.target_tokens[rows] + output / 2),
+        prices.decoding_s(tokens + output / 2),
         output,
     )
 
