@@ -267,9 +267,9 @@ def test_what_fresh_random_loads_have_found_stays_mended(seed: int) -> None:
 # - 9014, whole answers: edf, which loses 73, by 3.6 points. slackline makes shorter iterations
 #   (8,982 in 323 s of the GPUs' time, edf 7,322 in 296), and gives up 52 requests, edf none.
 # - 9017, whole answers: qoserve, which loses 623, by 5.6 points. slackline gives up fewer requests,
-#   and 543 of the others end too late (qoserve: 380). Those that qoserve serves in time have shorter
-#   prompts, 1,505 tokens in the mean beside 1,757. It is not shortened: of 700 such requests
-#   slackline loses 332 and qoserve 414.
+#   and 543 of the others end too late (qoserve: 380). Those that qoserve serves in time have
+#   shorter prompts, 1,505 tokens in the mean beside 1,757. Of 700 such requests slackline loses
+#   332 and qoserve 414, so it is not shortened.
 # - 9119, drawn at random, with little KV: qoserve, which loses 99, by 3.6 points. KV: slackline has
 #   141 preemptions, qoserve 39. It loses 13 fewer if offers that would find no KV are taken.
 # - 9406, 9412 and 9418, several bounds: edf, fcfs and sjf, by 5.3, 3.0 and 4.6 points
