@@ -44,7 +44,7 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """0: what the profile states (sim), what fits (torch and vllm on CUDA), or 2048."""
     draft_kv_blocks: Count = 0
     """torch, sim: blocks of the draft model's own KV; with fewer, fewer requests draft at one time.
-    0: a quarter more than the model itself has (torch), or no limit (sim).
+    0: a quarter more than the model itself has, at least 64 more (torch), or no limit (sim).
     """
     block_tokens: Count = 0
     """0: 16, or 32 for vllm on a CPU."""
