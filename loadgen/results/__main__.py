@@ -124,6 +124,7 @@ def main(words: list[str] | None = None) -> int:
         if args.list:
             print(listed({name: tasks_of(name) for name in names}))
             return 0
+        _make(args.out)
         for name in names if args.render else ():
             if waiting := tasks_of(name):
                 print(f"{name}: {len(waiting)} to run; its figures stay", file=sys.stderr)
@@ -140,6 +141,14 @@ def main(words: list[str] | None = None) -> int:
         for moved in kept.pack(page, hours, cache, kept.file_of(page, args.out)):
             print(moved, file=sys.stderr)
     return 0
+
+
+def _make(folder: Path) -> None:
+    """Makes the folder of the pages before anything runs. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: it cannot be made: {error.strerror}") from error
 
 
 def listed(tasks: Mapping[str, Sequence[Task]]) -> str:

@@ -258,7 +258,7 @@ class Sweep:
                 unknown.add(name)
                 self._soon = True
             # known and cancelled: the cancel itself was lost on its way
-            if name in self._unknown if not known else record.cancelled:
+            if (known and record.cancelled) or (not known and name in self._unknown):
                 unwanted.append(stored)
         for stored in unwanted:
             try:

@@ -15,9 +15,8 @@ those that are to, would take longer than the tightest of their paces.
   would gain, by their importance. Where deadlines or windows judge, one that is late now and then
   is lost, so the edge stays sharp.
 - Where deadlines judge, of each token or of the last, the first token may come long before it is
-  due, which
-  earns time (due.py). So a pass needs no margin there: a token that comes later than its pace asks
-  is late only once that time is spent.
+  due, which earns time (due.py). So a pass needs no margin there: a token that comes later than its
+  pace asks is late only once that time is spent.
 """
 
 import math
@@ -167,8 +166,8 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     """The requests of these offers, whose work is `work`, behind prefills of `ahead_s`."""
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
     tightest_s = np.array([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
-    whole = np.array([offer.slo.ttlt_s is not None for offer in offers])
-    own_s = np.where(whole | np.isinf(tightest_s), tightest_s, work.pace_s)
+    has_ttlt = np.array([offer.slo.ttlt_s is not None for offer in offers])
+    own_s = np.where(has_ttlt | np.isinf(tightest_s), tightest_s, work.pace_s)
     earning = np.array([offer.slo.definition in EARNING for offer in offers])
     sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds

@@ -59,7 +59,7 @@ class Due(NamedTuple):
     prefill_unix_s: Floats  # when the prefill must have ended
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
-    whole_s: Floats  # the pace that the TTLT alone asks for; inf without one
+    ttlt_pace_s: Floats  # the pace that the TTLT alone asks for; inf without one
 
 
 class Facts(NamedTuple):
@@ -106,7 +106,8 @@ def eased(view: View, due: Due) -> Due:
     own_s = np.minimum(view.tightest_tbt_s[rows], LOOSE_S)
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - own_s
     pace_s = due.pace_s.copy()
-    pace_s[rows] = np.minimum(eased_s(own_s, early_s, due.output_tokens[rows]), due.whole_s[rows])
+    paces_s = eased_s(own_s, early_s, due.output_tokens[rows])
+    pace_s[rows] = np.minimum(paces_s, due.ttlt_pace_s[rows])
     return due._replace(pace_s=pace_s)
 
 
@@ -141,7 +142,7 @@ def as_offer_judged(offer: Offer) -> Offer:
 
 
 def is_whole(offer: Offer) -> bool:
-    """The same as `whole` in a view."""
+    """Tells whether nothing is due before its last token, as `View.whole` has it."""
     return offer.slo.ttlt_s is not None and math.isinf(offer.next_due_unix_s)
 
 
@@ -321,5 +322,5 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     spread_s = np.minimum(likely_s, np.maximum(until_s / left, least_s))
     # beyond rescue: it keeps its pace, and shortens no batch
     spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
-    whole_s = np.maximum(spread_s, 1e-3)
-    return Due(prefill, np.minimum(pace, whole_s), left, whole_s)
+    ttlt_pace_s = np.maximum(spread_s, 1e-3)
+    return Due(prefill, np.minimum(pace, ttlt_pace_s), left, ttlt_pace_s)

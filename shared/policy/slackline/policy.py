@@ -301,7 +301,9 @@ class Slackline:
         return [choice if alone else replace(choice, repeats=1)]
 
     def _judged(self, view: View) -> View:
-        """The view; in an ablation of catching up as if deadlines judged what can."""
+        """The view with the bounds that count; in an ablation of catching up as if deadlines judged
+        what can.
+        """
         view = as_judged(view)
         if Part.CATCH_UP in self._parts:
             return view

@@ -60,8 +60,8 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
     decodes, without a draft model in HASTE_IF_LATE of the time. A pace that the SLO names beside
     the TTLT stays. `decodes`: the standard ones.
     """
-    whole = view.has_ttlt
-    if not np.count_nonzero(whole[decodes]):
+    has_ttlt = view.has_ttlt
+    if not np.count_nonzero(has_ttlt[decodes]):
         return due
     usable, margins_s = 1.0, 2 * MARGIN_S
     if waits:
@@ -69,7 +69,7 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
     every = chunk.decodes_of(view, decodes)
     every_s = view.profile.batch_s(every)
     longest_s = (every_s + margins_s) / usable
-    short = whole & (due.pace_s < longest_s)
+    short = has_ttlt & (due.pace_s < longest_s)
     if not np.count_nonzero(short):
         return due
     pace_s = due.pace_s.copy()
@@ -77,8 +77,8 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, late: bool = 
     if late:
         pace_s[short] = np.minimum(longest_s, own_s[short])
         return due._replace(pace_s=pace_s)
-    powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
-    of_decodes = np.where(whole, powers, MOST)[decodes]
+    powers = np.frexp(np.where(has_ttlt, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
+    of_decodes = np.where(has_ttlt, powers, MOST)[decodes]
     one_s, token_s = costs_of_one(view, every, every_s)
     each_s: Floats = one_s + token_s * view.top_tokens[decodes].astype(np.float64)
     fixed_s = every_s - float(each_s.sum()) + margins_s

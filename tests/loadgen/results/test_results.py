@@ -383,6 +383,17 @@ def test_the_command_writes_the_whole_page_and_refuses_nonsense(
     assert "--hours must be above 0" in capsys.readouterr().err
 
 
+def test_the_folder_of_the_pages_is_made_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "pages"
+    options = ["--render", "--only", "qoserve", "--cache", str(tmp_path), "--out"]
+    assert main([*options, str(out)]) == 0
+    assert (out / "results.md").exists()
+    assert main([*options, str(out / "results.md")]) == 2
+    assert "it cannot be made" in capsys.readouterr().err
+
+
 def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_path: Path) -> None:
     assert (
         main(["--render", "--only", "qoserve", "--cache", str(tmp_path), "--out", str(tmp_path)])

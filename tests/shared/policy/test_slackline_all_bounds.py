@@ -140,7 +140,7 @@ def test_a_ttlt_that_gives_way_leaves_the_pace_beside_it() -> None:
     """It has a pace of 15 ms, and its TTLT asks for less; passes of all would take longer."""
     seen = beside_whole_answers(Row(slot=1, tbt_s=0.015, ttlt_s=600.0, max_tokens=900))
     due, rows = due_of_rows(seen, OutputLengths(), STEP_S), np.arange(seen.rows)
-    assert seen.profile.batch_s(chunk.decodes_of(seen, rows)) < 0.015 < due.whole_s[0]
+    assert seen.profile.batch_s(chunk.decodes_of(seen, rows)) < 0.015 < due.ttlt_pace_s[0]
     for waits in (True, False):
         for late in (True, False):
             paces_s = unhurried(seen, due, rows, waits=waits, late=late).pace_s
@@ -169,8 +169,8 @@ def test_early_tokens_loosen_a_pace_as_far_as_the_ttlt_allows() -> None:
     due = due_of_rows(seen, OutputLengths(), STEP_S)
     # token 11 is due at 3.0 s, 2.9 s later than by its pace, and 40 tokens are to come
     by_pace_s = 0.1 + 2.9 / 40
-    assert due.whole_s[0] > by_pace_s > due.whole_s[1] > 0.1 > due.whole_s[2]
-    assert eased(seen, due).pace_s.tolist() == pytest.approx([by_pace_s, *due.whole_s[1:]])
+    assert due.ttlt_pace_s[0] > by_pace_s > due.ttlt_pace_s[1] > 0.1 > due.ttlt_pace_s[2]
+    assert eased(seen, due).pace_s.tolist() == pytest.approx([by_pace_s, *due.ttlt_pace_s[1:]])
 
 
 def test_the_crowd_counts_the_pace_and_not_what_a_ttlt_asks_for() -> None:
