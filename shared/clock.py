@@ -1,33 +1,65 @@
-"""The clock of a process: wall time at its start, plus monotonic time since.
+"""The clock of a process: it never jumps by itself, and follows the time of its fleet.
 
-It never jumps inside a process. Its readings can be compared between processes as far as the clocks
-of their hosts agree; admission estimates the offsets from heartbeats (shared/process/skew.py) and
-exports them.
+It begins as the host's wall clock, and goes on by the monotonic clock, so that a step of the wall
+clock does not move it. shared/process/fleet_time.py moves it to the time that all processes of the
+fleet have; only then are its readings compared between hosts.
 """
 
 import time
 from collections.abc import Callable
 
 READINGS = 8  # of several readings, few are torn apart by a preemption
+# it goes on while the host is suspended, where the system has one that does
+STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+FASTEST_SLEW = 0.02  # while it is moved by slewing, a second lasts 0.98 to 1.02 s
+
+
+def _steady_s() -> float:
+    return time.clock_gettime(STEADY)
 
 
 class Clock:
-    """The clock; `unix_s()` is now. Virtual runs pass an object of their own with this method."""
+    """The clock; `unix_s()` is now. Virtual runs pass the two clocks of their own."""
 
     def __init__(
         self,
         wall_s: Callable[[], float] = time.time,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        monotonic_s: Callable[[], float] = _steady_s,
     ) -> None:
         self._wall_s, self._monotonic_s = wall_s, monotonic_s
         self._offset_s = self._read_offset_s()
+        self._slew, self._slewed_at_s = 0.0, float("-inf")  # the rate of a slew, and its end
 
     def unix_s(self) -> float:
-        return self._monotonic_s() + self._offset_s
+        now_s = self._monotonic_s()
+        if now_s < self._slewed_at_s:
+            return now_s + self._offset_s - self._slew * (self._slewed_at_s - now_s)
+        return now_s + self._offset_s
 
-    def adjusted_s(self) -> float:
-        """The seconds by which the system's wall clock was moved since this process began."""
+    def move(self, by_s: float) -> None:
+        """Jump by so many seconds."""
+        self._settle()
+        self._offset_s += by_s
+
+    def slew(self, by_s: float, over_s: float) -> None:
+        """Move by so many seconds over the next `over_s`, or by as many as the fastest slew allows:
+        the clock never goes back.
+        """
+        self._settle()
+        self._slew = max(-FASTEST_SLEW, min(FASTEST_SLEW, by_s / over_s))
+        self._slewed_at_s = self._monotonic_s() + over_s
+        self._offset_s += self._slew * over_s
+
+    def host_ahead_s(self) -> float:
+        """The seconds by which the host's wall clock is ahead of this one; below 0: behind."""
         return self._read_offset_s() - self._offset_s
+
+    def _settle(self) -> None:
+        """End a slew where it is."""
+        left_s = self._slewed_at_s - self._monotonic_s()
+        if left_s > 0.0:
+            self._offset_s -= self._slew * left_s
+            self._slewed_at_s = float("-inf")
 
     def _read_offset_s(self) -> float:
         """Wall time minus monotonic time, from the fastest of several readings: its error is at

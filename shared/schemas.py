@@ -916,6 +916,21 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     holder: str
 
 
+class TimeAsked(Struct, frozen=True, kw_only=True):
+    """A process asks what time the fleet has. The answer is TimeTold."""
+
+
+class TimeTold(Struct, frozen=True, kw_only=True):
+    """The fleet's time as one process has it, and the seconds by which the wall clock of its host
+    is ahead of that.
+    """
+
+    service: ShortText
+    instance: ShortText
+    unix_s: Finite
+    host_ahead_s: Finite
+
+
 # ---------------------------------------------------------------- services -> console
 
 

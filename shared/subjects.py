@@ -27,6 +27,10 @@ OVERS = f"{ROOT}.over.*"
 # planner -> all, worker -> all
 DIGESTS = f"{ROOT}.replica.*.digest"
 ANNOUNCEMENTS = f"{ROOT}.replica.*.announce"
+# service -> admissions and planners (queue group): what time is it?
+TIME = f"{ROOT}.time"
+# service -> gateways: its time, and how far the clock of its host is off
+TIMES = f"{ROOT}.times"
 # admission -> relegation
 RELEGATED = f"{ROOT}.relegated"
 # relegation -> admissions

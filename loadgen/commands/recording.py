@@ -21,6 +21,7 @@ from shared.bus.api import Call
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
+from shared.process.fleet_time import FleetTime
 from shared.schemas import Digest, Ended, PoolDigest
 from shared.vocabulary import ReplicaId
 
@@ -167,6 +168,7 @@ async def _record(args: argparse.Namespace, recording: Recording, console: Conso
         busy.hear_pool(pool, clock.unix_s())
 
     async with connecting(access_of(args), "slackline-record", OPERATOR) as bus:
+        await FleetTime(bus, clock, "", "record").begin()  # arrivals are told by it
         await bus.subscribe(subjects.ENDED, Ended, on_ended)
         await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
         await bus.subscribe(subjects.POOL, PoolDigest, on_pool)

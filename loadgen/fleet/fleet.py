@@ -401,7 +401,8 @@ class Fleet:
         gateway.environment["SLACKLINE_GATEWAY_PORT"] = address.rpartition(":")[2]
         # our own child, whose certificate, if it has one, names another address
         async with httpx.AsyncClient(trust_env=False, verify=False) as http:
-            while not await _is_ready(http, address):
+            while reason := await _unready(http, address):
+                self._awaited = [f"gateway ({reason})"]
                 await asyncio.sleep(POLL_S)
 
     async def _until_idle(self) -> None:
@@ -534,8 +535,10 @@ def _address(log: str) -> str | None:
     return None
 
 
-async def _is_ready(http: httpx.AsyncClient, address: str) -> bool:
+async def _unready(http: httpx.AsyncClient, address: str) -> str:
+    """Why the gateway is not ready, in its words; empty once it is."""
     try:
-        return (await http.get(f"{address}/ready")).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
+        answer = await http.get(f"{address}/ready")
+    except httpx.HTTPError as error:
+        return repr(error)
+    return "" if answer.status_code == httpx.codes.OK else str(answer.json()["reason"])

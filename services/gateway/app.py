@@ -24,6 +24,7 @@ from services.gateway.batch_runner import BatchRunner
 from services.gateway.batch_store import BatchStore
 from services.gateway.batches import Batches
 from services.gateway.chats import ChatBody
+from services.gateway.clocks import Clocks
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
@@ -87,6 +88,7 @@ class Gateway:
         rules: Rules,
         client: Client,
         fleet: Fleet,
+        clocks: Clocks,
         clock: Clock,
         registry: Registry,
         tracing: telemetry.Tracing,
@@ -100,7 +102,7 @@ class Gateway:
         self._rules = rules
         self._client = client
         self._fleet = fleet
-        self._clock = clock
+        self._clocks, self._clock = clocks, clock
         self._about, self._registry = about("gateway"), registry
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, gen_ai, tasks)
         self._texts = Texts(client.bus, fleet)
@@ -162,7 +164,8 @@ class Gateway:
 
     async def ready(self, _: Request) -> Response:
         """200 while some replica that takes requests was heard of within `fresh_s`, some admission
-        lets requests in (so the store takes writes), and the gateway is not stopping.
+        lets requests in (so the store takes writes), the clocks of the hosts agree, and the
+        gateway is not stopping.
         """
         reason = ""
         if self.visits.draining:
@@ -173,6 +176,8 @@ class Gateway:
             reason = "no replica takes requests"
         elif not await answers(self._client.bus, "requests", READY_S):
             reason = "no admission lets requests in; can it write to the store?"
+        else:
+            reason = self._clocks.off()
         body = msgspec.json.encode({"ready": not reason, "reason": reason})
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import uvicorn
 
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway, Stored
+from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
 from services.gateway.http_connection import connection_class
@@ -25,11 +27,12 @@ from shared.clock import Clock
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import without_secrets
+from shared.process.fleet_time import FleetTime
 from shared.process.gen_ai import GenAi, Off
 from shared.process.instruments import Registry
 from shared.process.reload import follow_files, rules_of
 from shared.process.telemetry import Tracing
-from shared.schemas import Digest
+from shared.schemas import Digest, TimeTold
 
 KEEP_ALIVE_S = 30  # of idle connections; longer than the pauses of common clients' pools
 log = logs.logger()
@@ -79,22 +82,41 @@ async def serve(
     rules = rules_of(cfg)
     console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
     check_certificate(cfg)
-    fleet = Fleet(clock, cfg.fresh_s)
+    fleet, clocks = Fleet(clock, cfg.fresh_s), Clocks(clock)
 
     def on_digest(digest: Digest, _: Call) -> None:
         fleet.hear(digest)
+
+    def on_time(told: TimeTold, _: Call) -> None:
+        clocks.hear(told)
 
     async with (
         connect(cfg.url, "gateway", GATEWAY, creds=cfg.creds, tls_ca=cfg.tls_ca) as bus,
         Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
         asyncio.TaskGroup() as tasks,
     ):
+        instance = f"gateway-{socket.gethostname()}-{os.getpid()}"
+        time = FleetTime(bus, clock, "gateway", instance, registry)
+        await time.begin()
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+        times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
+        timing = tasks.create_task(time.keep(), name="gateway.time")
         console = Console(cfg, rules, bus, clock, tasks, console_keys)
         meter = gen_ai or Off()
         stored = Stored(bus.batches, bus.files)
         gateway = Gateway(
-            cfg, rules, client, fleet, clock, registry, tracing, meter, tasks, console, stored
+            cfg,
+            rules,
+            client,
+            fleet,
+            clocks,
+            clock,
+            registry,
+            tracing,
+            meter,
+            tasks,
+            console,
+            stored,
         )
         http = uvicorn.Config(
             gateway.app(),
@@ -124,7 +146,9 @@ async def serve(
         stopping.cancel()
         following.cancel()
         batches.cancel()
+        timing.cancel()
         await serving
         await console.stop()
         await digests.stop()
+        await times.stop()
     log.info("service.stopped")

@@ -195,5 +195,8 @@ class Bus(Protocol):
 
     async def flush(self, timeout_s: float) -> None: ...
 
+    async def server_unix_s(self) -> float:
+        """The wall clock of the server that leads the leases. Raises BusError."""
+
 
 LEASE_TTL_S = 3.0  # three missed renewals of 1 s

@@ -7,6 +7,7 @@ that is behind may answer a direct get. That is safe, because every decision aft
 by compare-and-set, which the leader judges, or waits until what was read is new enough.
 """
 
+import datetime as dt
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,6 +54,7 @@ class Ack(msgspec.Struct, frozen=True):
     error: ApiError | None = None
     state: State = State()
     total: int = 0  # subjects, of which `state` may have a page only
+    ts: dt.datetime | None = None  # when it was answered, by the leader's clock
 
 
 _acks = msgspec.json.Decoder(Ack)
@@ -120,6 +122,13 @@ class Stream:
             found += answer.state.subjects
             if not answer.state.subjects or len(found) >= answer.total:
                 return found
+
+    async def leader_unix_s(self) -> float:
+        """The wall clock of the server that leads the stream."""
+        answer = await self._call(f"$JS.API.STREAM.INFO.{self._name}", b"", None)
+        if answer.ts is None:
+            raise BusError(f"the stream {self._name} does not tell the time")
+        return answer.ts.timestamp()
 
     async def _call(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Ack:
         try:

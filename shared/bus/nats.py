@@ -106,10 +106,8 @@ class NatsBus:
             Stream(self._inbox, f"KV_{subjects.BODIES_BUCKET}", store_timeout_s),
             subjects.BODIES_BUCKET,
         )
-        self._leases = StreamLeases(
-            Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s),
-            subjects.LEASES_BUCKET,
-        )
+        self._lease_stream = Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s)
+        self._leases = StreamLeases(self._lease_stream, subjects.LEASES_BUCKET)
         self._acks = StreamLog(self._log_of)
         # of gateways alone
         self.batches = StreamKeyValue(
@@ -234,6 +232,9 @@ class NatsBus:
             raise BusTimeout(f"the server did not confirm within {timeout_s:g} s") from error
         except nats.errors.Error as error:
             raise BusError(f"cannot flush: {error}") from error
+
+    async def server_unix_s(self) -> float:
+        return await self._lease_stream.leader_unix_s()
 
     async def open(
         self, url: str, name: str, connect_s: float, creds: str = "", tls_ca: str = ""

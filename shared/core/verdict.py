@@ -41,12 +41,12 @@ def ended(
         prompt_tokens=record.prompt_tokens,
         output_tokens=tokens,
         attempts=record.attempt,
-        ttft_s=measure.first_unix_s - arrived if tokens else None,
+        ttft_s=max(0.0, measure.first_unix_s - arrived) if tokens else None,
         worst_tbt_s=measure.worst_tbt_s if tokens > 1 else None,
         mean_tpot_s=(measure.last_unix_s - measure.first_unix_s) / (tokens - 1)
         if tokens > 1
         else None,
-        ttlt_s=measure.last_unix_s - arrived if tokens else None,
+        ttlt_s=max(0.0, measure.last_unix_s - arrived) if tokens else None,
         ended_unix_s=ended_unix_s,
         replica=record.replica,
         message=message,

@@ -125,6 +125,7 @@ POOL_REQUESTS = "slackline_backlog_requests"
 POOL_TOKENS = "slackline_backlog_tokens"
 POOL_WAIT = "slackline_backlog_seconds"
 CLOCK_OFFSET = "slackline_clock_offset_seconds"
+HOST_CLOCK_AHEAD = "slackline_host_clock_ahead_seconds"
 BUILD_INFO = "slackline_build_info"
 FIT_ERROR = "slackline_profile_fit_error_ratio"  # regime
 RESIDUAL = "slackline_profile_residual_ratio"  # replica

@@ -26,6 +26,7 @@ from shared.errors import ConfigError, EngineError
 from shared.process import logs, tracing
 from shared.process.about import about
 from shared.process.configuration import load, load_watched, without_secrets
+from shared.process.fleet_time import FleetTime
 from shared.process.instruments import Registry
 from shared.process.scrape import scraped
 from shared.process.telemetry import Tracing
@@ -110,10 +111,15 @@ async def _main(section: str, kind: type[C], body: Body[C], checks: Sequence[Che
         connection = connect(server.url, instance, user, creds=server.creds, tls_ca=server.tls_ca)
         async with scraped(watched, registries), connection as bus:
             connected.set()
-            rng = Random(secrets.randbits(64))
-            process = Process(cfg, bus, Clock(), stop, traces, rng, registries.append)
+            rng, clock, timing = Random(secrets.randbits(64)), Clock(), Registry()
+            registries.append(timing)
+            time = FleetTime(bus, clock, section, instance, timing)
+            await time.begin()
+            process = Process(cfg, bus, clock, stop, traces, rng, registries.append)
+            keeping = asyncio.ensure_future(time.keep())
             task = asyncio.ensure_future(body(process))
-            await asyncio.wait((task, bus.failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, keeping, bus.failed), return_when=asyncio.FIRST_COMPLETED)
+            keeping.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,), timeout=1.0)

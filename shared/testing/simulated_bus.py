@@ -214,6 +214,9 @@ class SimBus:
         self.link.up(self.link.down, _settle, (pong, None), self._context)
         await self._within(timeout_s, pong, "flush")
 
+    async def server_unix_s(self) -> float:
+        return await self.operate("time", self._broker.clock.unix_s)
+
     # ------------------------------------------------------------ for its subscriptions and stores
 
     def hand_over(self, kind: Any, handler: Handler, envelope: Envelope) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
+from shared.clock import Clock
 from shared.testing.virtual_loop import OWNER, Owner, VirtualTimeLoop
 
 T = TypeVar("T")
@@ -18,19 +19,17 @@ T = TypeVar("T")
 EPOCH_UNIX_S = 1_700_000_000.0  # wall-clock time at virtual time 0
 
 
-class VirtualClock:
-    """shared.clock.Clock on virtual time, off by a constant `skew_s`."""
+class VirtualClock(Clock):
+    """shared.clock.Clock on virtual time. The wall clock of its host is off by `skew_s`, which a
+    test may change.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, skew_s: float = 0.0) -> None:
-        self._loop = loop
-        self._offset_s = EPOCH_UNIX_S + skew_s
+        self.skew_s = skew_s
+        super().__init__(loop.time, loop.time)
 
-    def unix_s(self) -> float:
-        return self._loop.time() + self._offset_s
-
-    def adjusted_s(self) -> float:
-        """0: nobody moves a simulated wall clock."""
-        return 0.0
+    def _read_offset_s(self) -> float:
+        return EPOCH_UNIX_S + self.skew_s  # exactly
 
 
 def virtual_loop() -> VirtualTimeLoop:

@@ -36,6 +36,7 @@ from shared.errors import BusError
 from shared.features import MIN_P
 from shared.perf import profile_file as profiles
 from shared.perf.draft import DRAFT
+from shared.process.fleet_time import FleetTime
 from shared.process.telemetry import Off
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
@@ -89,6 +90,9 @@ class Scene:
     # replicas whose engine has min-p; if any has, every second request needs it
     able: tuple[str, ...] = ()
     skew_s: float = 0.0  # the clock of every second process is so much ahead, or behind
+    keeps_time: bool = False  # every process follows the time of the fleet, as live
+    # half-way the clock of the broker and those of half the hosts jump by so much
+    jump_s: float = 0.0
     acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
     full_s: float = 0.0  # for so long the store takes no writes
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
@@ -154,6 +158,10 @@ class World:
         bus, clock, stop = self.net.connect(name, process), process.clock, asyncio.Event()
         rng = random.Random(self.rng.getrandbits(64))
         kind = name.split("-")[0]
+        if self.scene.keeps_time:
+            time = FleetTime(bus, clock, kind, f"{name}-{process.clock.skew_s}")
+            await time.begin()
+            process.spawn(time.keep())
         if kind == "admission":
             cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0, lost_limit=100)
             service = Admission(cfg, bus, clock, Tokenizer.builtin(), Off(), rng)
@@ -358,7 +366,14 @@ class World:
             await asyncio.sleep(at_s)
             self.net.fill(scene.full_s)
 
+        async def jump(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            self.net.clock.move(scene.jump_s)
+            for name in names[::2]:
+                self.processes[name].clock.skew_s += scene.jump_s
+
         steps = [fill(0.5 + rng.random() * scene.over_s)] if scene.full_s else []
+        steps += [jump(0.5 + scene.over_s / 2)] if scene.jump_s else []
         steps += [kill(0.5 + rng.random() * scene.over_s) for _ in range(scene.kills)]
         steps += [pause(0.5 + rng.random() * scene.over_s) for _ in range(scene.pauses)]
         steps += [delete(0.5 + rng.random() * scene.over_s) for _ in range(scene.deletions)]

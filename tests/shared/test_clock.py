@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from services.admission.workers import Workers
-from shared.clock import READINGS, Clock
+from shared.clock import FASTEST_SLEW, READINGS, Clock
 from shared.process.conventions import CLOCK_OFFSET
 from shared.process.exposition import exposition
 from shared.process.instruments import Registry
@@ -60,7 +60,25 @@ def test_a_wall_clock_that_is_moved_does_not_move_ours_but_is_seen() -> None:
     clock = Clock(machine.wall_s, machine.monotonic_s)
     machine.offset_s += 60.0
     assert clock.unix_s() == pytest.approx(machine.at_s + 1000.0, abs=1e-5)
-    assert clock.adjusted_s() == pytest.approx(60.0, abs=1e-5)
+    assert clock.host_ahead_s() == pytest.approx(60.0, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(0.1, 20)), max_size=5))
+def test_a_clock_that_is_slewed_never_goes_back_and_goes_as_far_as_was_asked(
+    slews: list[tuple[float, float]],
+) -> None:
+    machine = Machine(0.0)
+    clock = Clock(machine.wall_s, machine.monotonic_s)
+    moved_s, before = 0.0, clock.unix_s()
+    for by_s, over_s in slews:
+        clock.slew(by_s, over_s)
+        for _ in range(4):
+            machine.at_s += over_s / 3
+            assert clock.unix_s() >= before
+            before = clock.unix_s()
+        moved_s += max(-FASTEST_SLEW * over_s, min(FASTEST_SLEW * over_s, by_s))
+        assert clock.host_ahead_s() == pytest.approx(-moved_s, abs=1e-5)
 
 
 # ---------------------------------------------------------------- two processes

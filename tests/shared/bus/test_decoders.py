@@ -27,7 +27,7 @@ KINDS: list[Any] = [
     schemas.OfferAnswer, schemas.Digest, schemas.Announce, schemas.Hold, schemas.HoldAnswer,
     schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
-    schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint,
+    schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.TimeAsked, schemas.TimeTold,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
     schemas.RosterAnswer, schemas.Explain, schemas.Explanation,
     schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,

@@ -1,0 +1,172 @@
+"""One time for all processes of a fleet, whatever the clocks of their hosts say.
+
+A record, an offer and an ack carry instants that other processes compare with their own clock. So
+each process moves its clock (shared/clock.py) to that of the NATS server that leads the leases:
+at its start, and again every SYNC_S by slewing. It asks as NTP does; half of the fastest round trip
+bounds the error.
+
+Where the server's clock jumps, by a step or since another server leads, the fleet keeps its time:
+a process that finds the server more than AGREE_S away asks what time the others have. One that
+begins then takes theirs. One that has lost time itself (its virtual machine was paused) finds that
+the others agree with the server, and jumps.
+
+What the host's own wall clock says is compared, too: beyond WARN_S it is logged and exported,
+beyond UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
+"""
+
+import asyncio
+from contextlib import suppress
+from statistics import median
+
+import structlog
+
+from shared import subjects
+from shared.bus.api import Bus, Call
+from shared.clock import Clock
+from shared.errors import BusError, NoResponders, PeerError
+from shared.process import conventions as names
+from shared.process.chores import Chores
+from shared.process.instruments import Registry
+from shared.schemas import TimeAsked, TimeTold
+
+log = structlog.get_logger()
+
+SYNC_S = 10.0  # a clock that drifts by 50 ppm is off by 0.5 ms then
+SAMPLES = 5  # round trips to the server; the fastest counts
+PEERS = 3  # processes that are asked; the median of their times counts
+ASKS = 8  # at most, since one's own answers do not count
+ASK_S = 0.5
+AGREE_S = 1.0  # further away the server's clock has jumped, or ours has lost time
+WARN_S = 1.0
+UNREADY_S = 10.0
+WARN_EVERY_S = 60.0
+UNHEARD = 3  # rounds in which only we answered: there is nobody else
+TELLS = ("admission", "planner")  # the services that answer, since each fleet has both
+
+
+class FleetTime:
+    """Keeps the clock of one process at the fleet's time. Call `begin` before the clock is used,
+    then let `keep` run.
+    """
+
+    def __init__(
+        self, bus: Bus, clock: Clock, service: str, instance: str, metrics: Registry | None = None
+    ) -> None:
+        """`service`: its name; empty: a guest, who only reads the time."""
+        self._bus, self._clock, self._service, self._instance = bus, clock, service, instance
+        self._warned_unix_s, self._unheard = float("-inf"), 0
+        text = "The wall clock of this process's host minus the time of its fleet."
+        if metrics is not None:
+            gauge = metrics.gauge(names.HOST_CLOCK_AHEAD, text).labels()
+            metrics.before_scrape(lambda: gauge.set(clock.host_ahead_s()))
+
+    async def begin(self) -> None:
+        """Move the clock to the fleet's time. Without any answer it stays that of the host."""
+        server_s = await self._server_ahead_s()
+        others_s = await self._others_ahead_s()
+        if others_s and (server_s is None or abs(median(others_s) - server_s) > AGREE_S):
+            self._clock.move(median(others_s))
+        elif server_s is not None:
+            self._clock.move(server_s)
+        self._compare()
+
+    async def keep(self) -> None:
+        """Follow the fleet's time, and tell it to those who ask, until cancelled."""
+        async with Chores() as chores:
+
+            def answer(_: TimeAsked, call: Call) -> None:
+                chores.spawn(call.reply(self._told()), "time.answer")
+
+            telling = self._service not in TELLS
+            while True:
+                with suppress(BusError):  # the next round tries again
+                    await self._bus.publish(subjects.TIMES, self._told())
+                    if not telling:
+                        chores.listen(
+                            await self._bus.subscribe(
+                                subjects.TIME, TimeAsked, answer, queue="time"
+                            )
+                        )
+                        telling = True
+                await asyncio.sleep(SYNC_S)
+                await self._follow()
+                self._compare()
+
+    async def _follow(self) -> None:
+        ahead_s = await self._server_ahead_s()
+        if ahead_s is None:
+            return
+        if abs(ahead_s) <= AGREE_S:
+            self._unheard = 0
+            self._clock.slew(ahead_s, SYNC_S)
+            return
+        others_s = await self._others_ahead_s()
+        if others_s:
+            self._unheard = 0
+            ours_s = median(others_s)
+            log.warning("time.server_jumped", by_s=ahead_s, others_ahead_s=ours_s)
+            if abs(ours_s) <= AGREE_S:
+                self._clock.slew(ours_s, SYNC_S)
+            else:
+                self._clock.move(ours_s)
+            return
+        self._unheard += 1
+        if others_s is None or self._unheard >= UNHEARD:
+            self._unheard = 0
+            log.warning("time.moved", by_s=ahead_s)
+            self._clock.move(ahead_s)
+
+    async def _server_ahead_s(self) -> float | None:
+        """The server's clock minus ours; None where it does not answer."""
+        fastest: tuple[float, float] | None = None
+        try:
+            for _ in range(SAMPLES):
+                before = self._clock.unix_s()
+                server = await self._bus.server_unix_s()
+                after = self._clock.unix_s()
+                sample = (after - before, server - (before + after) / 2)
+                fastest = sample if fastest is None else min(fastest, sample)
+        except BusError as error:
+            log.warning("time.unknown", error=str(error))
+        return fastest[1] if fastest else None
+
+    async def _others_ahead_s(self) -> list[float] | None:
+        """The clocks of some other processes minus ours, PEERS at most; None where there is nobody
+        to answer, not even we.
+        """
+        found = dict[str, float]()
+        for _ in range(ASKS):
+            before = self._clock.unix_s()
+            try:
+                told = await self._bus.request(
+                    subjects.TIME, TimeAsked(), TimeTold, timeout_s=ASK_S
+                )
+            except NoResponders:
+                return None
+            except (BusError, PeerError):
+                continue
+            if told.instance != self._instance:
+                found[told.instance] = told.unix_s - (before + self._clock.unix_s()) / 2
+            if len(found) == PEERS:
+                break
+        return list(found.values())
+
+    def _told(self) -> TimeTold:
+        return TimeTold(
+            service=self._service,
+            instance=self._instance,
+            unix_s=self._clock.unix_s(),
+            host_ahead_s=self._clock.host_ahead_s(),
+        )
+
+    def _compare(self) -> None:
+        """Log a host's clock that is off, every WARN_EVERY_S."""
+        ahead_s, now = self._clock.host_ahead_s(), self._clock.unix_s()
+        if abs(ahead_s) > WARN_S and abs(now - self._warned_unix_s) >= WARN_EVERY_S:
+            self._warned_unix_s = now
+            log.warning(
+                "clock.off",
+                host_ahead_s=ahead_s,
+                limit_s=WARN_S,
+                hint="this host's wall clock and the fleet's differ: run NTP on every host",
+            )
