@@ -111,12 +111,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help says more)\n")
 
 
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends a command as Ctrl-C does, so that what it writes is whole."""
+    signal.raise_signal(signal.SIGINT)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
     0: success; 1: the system failed; 2: wrong arguments; 130: interrupted; 141: the reader of the
     output left.
     """
+    if argv is None:
+        signal.signal(signal.SIGTERM, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
         prog="slackline",

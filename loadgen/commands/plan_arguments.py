@@ -222,7 +222,10 @@ def read_fitting(path: Path, context_tokens: int) -> tuple[Trace, list[str]]:
         f"{left_out} of {len(whole.rows)} requests of the trace are left out: "
         f"they are longer than a context of {context_tokens} tokens"
     )
-    return trace, [note] if left_out else []
+    notes = [note] if left_out else []
+    if whole.failed:
+        notes.append(f"rows of the trace without tokens, of requests that failed, are left out: {whole.failed}")
+    return trace, notes
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Sends planned requests over HTTP: POST /v1/completions, streaming, as any OpenAI client would."""
 
 import os
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import msgspec
 from loadgen.load.send_nats import prompt_ids
 from loadgen.load.tally import Outcome
 from shared.client.client import Now
-from shared.errors import BusError, ConfigError
+from shared.errors import UNDECODABLE, BusError, ConfigError
 from shared.tiers import TierSet
 from shared.vocabulary import FinishReason
 
@@ -91,43 +92,77 @@ class HttpSender:
                 if response.status_code != httpx.codes.OK:
                     self._refused(outcome, response.status_code, await response.aread())
                     return
-                async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        self._read(outcome, line[5:].strip())
+                async for data in events(response.aiter_bytes()):
+                    self._read(outcome, data)
             outcome.end("error", "the answer broke off without an end")
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, *UNDECODABLE) as error:
             outcome.end("error", f"{type(error).__name__}: {error}")
 
     def _refused(self, outcome: Outcome, status: int, raw: bytes) -> None:
         try:
             error = msgspec.json.decode(raw)["error"]
             outcome.refuse(str(error.get("code") or status), str(error.get("message", "")))
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        except (*UNDECODABLE, KeyError, TypeError, AttributeError):
             outcome.end("error", f"HTTP {status}: {raw[:200].decode(errors='replace')}")
 
-    def _read(self, outcome: Outcome, data: str) -> None:
+    def _read(self, outcome: Outcome, data: bytes) -> None:
         """Read one server-sent event. Its tokens are counted by `token_ids`; where a server sends
-        none, a piece of text counts as one token.
+        none, a piece of text counts as one token. Raises msgspec.DecodeError.
         """
-        if data == "[DONE]":
+        if data.strip() == b"[DONE]":
             return
-        chunk = msgspec.json.decode(data)
-        if not isinstance(chunk, dict):
-            outcome.end("error", f"not a completion: {data[:200]}")
+        chunk = _read_chunk(data)
+        if isinstance(chunk.error, dict):
+            outcome.refuse(str(chunk.error.get("code")), str(chunk.error.get("message")))
             return
-        if error := chunk.get("error"):
-            outcome.refuse(str(error.get("code")), str(error.get("message")))
+        if chunk.error or chunk.object == "error":
+            outcome.end("error", str(chunk.error or chunk.message))
             return
         now_unix_s = self._clock.unix_s()
         asked_for = self._tiers.tiers[outcome.planned.tier].service_tier
         outcome.relegated = outcome.relegated or (
-            chunk.get("service_tier") == "flex" and asked_for != "flex"
+            chunk.service_tier == "flex" and asked_for != "flex"
         )
-        for choice in chunk.get("choices", ()):
-            token_ids = choice.get("token_ids")
-            outcome.emit(
-                len(token_ids) if token_ids is not None else int(bool(choice.get("text"))),
-                now_unix_s,
-            )
-            if reason := choice.get("finish_reason"):
-                outcome.end(reason if reason in tuple(FinishReason) else FinishReason.FAILED)
+        for choice in chunk.choices or ():
+            ids = choice.token_ids
+            outcome.emit(len(ids) if ids is not None else int(bool(choice.text)), now_unix_s)
+            if choice.finish_reason:
+                known = choice.finish_reason in tuple(FinishReason)
+                outcome.end(choice.finish_reason if known else FinishReason.FAILED)
+
+
+class Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: Any = None
+
+
+class Chunk(msgspec.Struct):
+    """The part of an event that is read here; other servers leave out and add a lot."""
+
+    choices: list[Choice] | None = None
+    service_tier: str | None = None
+    error: Any = None
+    object: str = ""
+    message: str = ""
+
+
+_read_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+async def events(parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The data of each server-sent event. Lines end at LF, after CR or not: other line separators
+    may stand in a text.
+    """
+    unread, data = b"", list[bytes]()
+    async for part in parts:
+        *lines, unread = (unread + part).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+    if data:
+        yield b"\n".join(data)

@@ -2,12 +2,14 @@
 
 Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths
 only), `prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other
-columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`. A row with 0 tokens is that
+of a request that failed, and is left out.
 """
 
 import csv
 import gzip
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from shared.errors import ConfigError
 NORMALISED = ("arrival_s", "prompt_tokens", "output_tokens")
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 GZIP_MAGIC = b"\x1f\x8b"
+UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
 
 
 class TraceRow(NamedTuple):
@@ -35,6 +38,7 @@ class Trace:
 
     name: str
     rows: Sequence[TraceRow]
+    failed: int = 0  # rows of requests that had no tokens, which are left out
 
     @property
     def recorded(self) -> bool:
@@ -54,7 +58,7 @@ class Trace:
             raise ConfigError(
                 f"trace {self.name}: no request fits a context of {context_tokens} tokens"
             )
-        return Trace(self.name, rows)
+        return Trace(self.name, rows, self.failed)
 
 
 def read_trace(path: Path) -> Trace:
@@ -62,10 +66,12 @@ def read_trace(path: Path) -> Trace:
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == GZIP_MAGIC
-        with gzip.open(path, "rt", newline="") if zipped else path.open(newline="") as file:
-            rows = list(_rows(path, file))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        opener = gzip.open if zipped else open
+        with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
+            found = list(_rows(path, file))
+    except UNREADABLE as error:
         raise ConfigError(f"trace {path}: cannot be read: {error}") from error
+    rows = [row for row in found if row.prompt_tokens and row.output_tokens]
     if not rows:
         raise ConfigError(f"trace {path}: holds no requests")
     if len({row.arrival_s is None for row in rows}) == 2:
@@ -76,12 +82,13 @@ def read_trace(path: Path) -> Trace:
         rows.sort(key=lambda row: row.arrival_s or 0.0)
         first_s = rows[0].arrival_s or 0.0
         rows = [row._replace(arrival_s=(row.arrival_s or 0.0) - first_s) for row in rows]
-    return Trace(path.name.removesuffix(".gz").removesuffix(".csv"), rows)
+    name = path.name.removesuffix(".gz").removesuffix(".csv")
+    return Trace(name, rows, len(found) - len(rows))
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
     reader = csv.reader(file)
-    header = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
+    header = [name.strip() for name in next(reader, [])]
     azure = set(AZURE) <= set(header)
     names = AZURE if azure else NORMALISED
     absent = [name for name in names[1:] if name not in header]
@@ -95,7 +102,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
     at, app, tier = (
         header.index(name) if name in header else None for name in (names[0], "app", "tier")
     )
-    arrived_s = _instant_s if azure else _seconds
+    arrived_s = _Instants() if azure else _seconds
     for cells in reader:
         if not cells:
             continue
@@ -114,14 +121,29 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
         )
 
 
-def _instant_s(here: str, cell: str) -> float:
-    try:
-        # Some copies name a zone and some do not; only differences count.
-        return datetime.fromisoformat(cell.strip()).replace(tzinfo=UTC).timestamp()
-    except ValueError as error:
-        raise ConfigError(
-            f"{here}, column TIMESTAMP: `{cell}` is not a time such as 2023-11-16 18:17:03.979"
-        ) from error
+class _Instants:
+    """Reads the instants of one file. Some copies name an offset from UTC in each row, which may
+    change with summer time, and some in none.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: bool | None = None
+
+    def __call__(self, here: str, cell: str) -> float:
+        try:
+            instant = datetime.fromisoformat(cell.strip())
+        except ValueError as error:
+            raise ConfigError(
+                f"{here}, column TIMESTAMP: `{cell}` is not a time such as 2023-11-16 18:17:03.979"
+            ) from error
+        offsets = instant.tzinfo is not None
+        if self._offsets not in (None, offsets):
+            raise ConfigError(
+                f"{here}, column TIMESTAMP: `{cell}`: name an offset from UTC in every row, or in"
+                " none"
+            )
+        self._offsets = offsets
+        return (instant if offsets else instant.replace(tzinfo=UTC)).timestamp()
 
 
 def _seconds(here: str, cell: str) -> float | None:
@@ -142,9 +164,9 @@ def _count(here: str, column: str, cell: str) -> int:
     try:
         value = int(cell)
     except ValueError:
-        value = 0
-    if value < 1:
+        value = -1
+    if value < 0:
         raise ConfigError(
-            f"{here}, column {column}: `{cell}` is not a whole number of tokens, 1 or more"
+            f"{here}, column {column}: `{cell}` is not a whole number of tokens, 0 or more"
         )
     return value

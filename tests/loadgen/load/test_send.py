@@ -341,6 +341,10 @@ async def test_over_http_flex_means_relegated_and_without_ids_pieces_of_text_cou
         ("200 OK", chunk("a", token_ids=[1]), "error"),
         ("200 OK", b"data: {nonsense\n\n", "error"),
         ("200 OK", b"data: 5\n\n", "error"),
+        ("200 OK", b'data: {"error": "out of memory"}\n\n', "error"),
+        ("200 OK", b'data: {"object": "error", "message": "boom", "code": 400}\n\n', "error"),
+        ("200 OK", b'data: {"choices": [5]}\n\n', "error"),
+        ("200 OK", b'data: {"choices": [{"text": "\xff"}]}\n\n', "error"),
     ],
 )
 async def test_over_http_each_kind_of_failure_is_distinguished(
@@ -350,6 +354,29 @@ async def test_over_http_each_kind_of_failure_is_distinguished(
         outcome = await over_http(url, one(0, "interactive"))
     assert outcome.ended == ended
     assert outcome.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "ended"),
+    [
+        (chunk("", {"type": "length"}), FinishReason.FAILED),  # type: ignore[arg-type]
+        (b'data: {"choices": null}\n\n' + chunk("", "length"), FinishReason.LENGTH),
+        # separators of lines that are none here, and other line ends
+        (
+            b'data:{"choices": [{"text": "a\xe2\x80\xa8b\xc2\x85"}]}\r\n\r\n' + chunk("", "stop"),
+            FinishReason.STOP,
+        ),
+        # an event of two lines
+        (
+            b'data: {"choices": [{"text": "a",\ndata: "finish_reason": "stop"}]}\n\n',
+            FinishReason.STOP,
+        ),
+    ],
+)
+async def test_over_http_the_odd_forms_of_other_servers_are_read(answer: bytes, ended: str) -> None:
+    async with http_server(answer) as (url, _):
+        outcome = await over_http(url, one(0, "interactive"))
+    assert outcome.ended == ended
 
 
 async def test_with_nothing_at_the_address_the_check_says_what_to_do() -> None:

@@ -1,10 +1,12 @@
 """Traces in both formats, and errors that name the place; plans that repeat."""
 
 import gzip
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from loadgen.commands.plan_arguments import read_fitting
 from loadgen.load.mix import plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload
@@ -48,6 +50,45 @@ def test_azures_own_format_is_read_with_and_without_a_zone(tmp_path: Path) -> No
     assert second.span_s == pytest.approx(2.0, abs=1e-5)
 
 
+def test_instants_with_offsets_are_compared_as_instants_also_where_the_offset_changes(
+    tmp_path: Path,
+) -> None:
+    """The clocks went back within these three seconds."""
+    rows = ("02:59:58+02:00,100,9", "02:59:59+02:00,110,9", "02:00:00+01:00,120,9")
+    text = AZURE + "".join(f"2024-10-27 {row}\n" for row in (*rows, "02:00:01+01:00,130,9"))
+    trace = read_trace(written(tmp_path / "a.csv", text))
+    assert [row.prompt_tokens for row in trace.rows] == [100, 110, 120, 130]
+    assert trace.span_s == 3.0
+
+
+def test_rows_of_failed_requests_are_left_out_and_counted(tmp_path: Path) -> None:
+    text = NORMALISED + "5,472,18,a,1\n45,0,230,a,1\n120,300,0,a,1\n130,300,7,a,1\n"
+    trace, notes = read_fitting(written(tmp_path / "a.csv", text), 8192)
+    assert [row.arrival_s for row in trace.rows] == [0.0, 125.0]
+    assert notes[0].endswith("left out: 2")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", ["a.csv", "größe 大.csv"])
+def test_a_mark_of_byte_order_any_line_end_and_any_name_are_read(
+    tmp_path: Path, zipped: bool, end: str, name: str
+) -> None:
+    raw = b"\xef\xbb\xbf" + (NORMALISED + "1,2,3,äé,1\n").replace("\n", end).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if zipped else raw)
+    assert read_trace(tmp_path / name).rows == [(0.0, 2, 3, "äé", "")]
+
+
+def test_each_damaged_byte_of_an_archive_is_told_in_a_line(tmp_path: Path) -> None:
+    """Or it does not matter: it is in the archive's header."""
+    text = NORMALISED + "".join(f"{n},{n % 97 + 1},{n % 13 + 1},a,1\n" for n in range(200))
+    whole, path = gzip.compress(text.encode()), tmp_path / "a.csv.gz"
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        with suppress(ConfigError):
+            read_trace(path)
+
+
 @pytest.mark.parametrize(
     "text", [NORMALISED + ",5,6,x,1\n,7,8,x,1\n", "prompt_tokens,output_tokens\n5,6\n7,8\n"]
 )
@@ -61,7 +102,9 @@ def test_lengths_without_times_are_a_trace_too(text: str, tmp_path: Path) -> Non
     ("text", "where"),
     [
         (NORMALISED + "1,2,3,a,1\n1,many,3,a,1\n", r"line 3, column prompt_tokens: `many`"),
-        (NORMALISED + "1,2,0,a,1\n", r"line 2, column output_tokens: `0`"),
+        (NORMALISED + "1,2,-1,a,1\n", r"line 2, column output_tokens: `-1`"),
+        (NORMALISED + "1,2,0,a,1\n", r"holds no requests"),
+        (AZURE + "2024-10-27 03:00:00Z,1,1\n2024-10-27 03:00:01,1,1\n", r"line 3.* offset"),
         (NORMALISED + "-1,2,3,a,1\n", r"line 2, column arrival_s: `-1`"),
         (NORMALISED + "nan,2,3,a,1\n", r"line 2, column arrival_s: `nan`"),
         (NORMALISED + "1,2\n", r"line 2: 2 columns where the header has 5"),
