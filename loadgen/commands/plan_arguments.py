@@ -224,7 +224,7 @@ def read_fitting(path: Path, context_tokens: int) -> tuple[Trace, list[str]]:
     )
     notes = [note] if left_out else []
     if whole.failed:
-        notes.append(f"rows of the trace without tokens, of requests that failed, are left out: {whole.failed}")
+        notes.append(f"rows of failed requests, without tokens, are left out: {whole.failed}")
     return trace, notes
 
 

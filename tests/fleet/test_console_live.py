@@ -193,20 +193,26 @@ async def test_the_profile_of_a_worker_can_be_kept_in_a_file(fleet: Fleet, tmp_p
     assert code == 2 and "r1, r2" in err and len(err.splitlines()) == 1
 
 
-async def test_what_a_fleet_serves_is_recorded_as_a_trace(fleet: Fleet, tmp_path: Path) -> None:
-    path = tmp_path / "load.csv.gz"
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+async def test_what_a_fleet_serves_is_recorded_as_a_trace(
+    fleet: Fleet, tmp_path: Path, end: signal.Signals
+) -> None:
+    path = tmp_path / "größe 1.csv.gz"
     process = await started(fleet, "record", "--out", str(path))
     async with client_of(fleet) as (_, client, _):
         async with asyncio.timeout(WAIT_S):
             while not path.exists():  # it listens before it makes the file
                 await asyncio.sleep(0.05)
         asked = [
-            (request("recorded-1"), "interactive"),
-            (request("recorded-2", sampling=Sampling(max_tokens=7, output_tokens=7)), "batch"),
+            (request(f"recorded-1-{end}"), "interactive"),
+            (
+                request(f"recorded-2-{end}", sampling=Sampling(max_tokens=7, output_tokens=7)),
+                "batch",
+            ),
         ]
         answers = await asyncio.gather(*(ask(client, *each) for each in asked))
     prompts = [answer.verdict.prompt_tokens for answer in answers if answer.verdict is not None]
-    process.send_signal(signal.SIGINT)
+    process.send_signal(end)
     _, err = await process.communicate()
     assert process.returncode == 0, err
     assert err.decode().splitlines()[-1] == f"{path}: 2 requests"
