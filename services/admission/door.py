@@ -16,6 +16,7 @@ from shared.errors import BusError
 log = structlog.get_logger()
 
 PROBE_S = 1.0
+CLOSED_PROBE_S = 0.2
 PROBE_TTL_S = 1.0
 
 
@@ -41,7 +42,7 @@ class Door:
             elif self._open and self._clock.unix_s() - written_unix_s >= LEASE_TTL_S:
                 log.error("store.unwritable", instance=self._instance)
                 await self.close()
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(PROBE_S if self._open else CLOSED_PROBE_S)
 
     async def close(self) -> None:
         """Let no more requests in; those received before are handled."""

@@ -4,9 +4,10 @@ message, since the records decide.
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import structlog
 from msgspec.structs import replace
@@ -91,6 +92,7 @@ from shared.store.records import Records, Stored
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 QUEUE = "admission"
@@ -100,6 +102,8 @@ INBOX_LIMIT = 4096
 WITHDRAWN = Refused(
     code="request_cancelled", message="the request was cancelled before it was stored"
 )
+LEADER_S = 6.0  # three brokers elect a leader within 5 s, a store that restarts is back in 2
+LEADER_PAUSE_S = 0.1
 TELL_S = 1.0  # the longest that a client waits to hear whether its request is refused
 
 
@@ -388,7 +392,8 @@ class Admission:
                 return
             request = replace(request, tenant=subjects.tenant_of(call.subject, request.tenant))
             key, digest = await self._intake.look(request, tier)
-            if await self._answer_known(key, digest, call):
+            until = now + LEADER_S
+            if await self._once_led(lambda: self._answer_known(key, digest, call), until):
                 return
             limits, admissions = self._rules.tenants.named(request.tenant), self._sweep.admissions
             wait_s = self._buckets.wait_s(request.tenant, limits, admissions, now)
@@ -437,7 +442,7 @@ class Admission:
             if self._storing.get(key):
                 await self._refuse(call, WITHDRAWN)
                 return
-            stored = await self._records.create(record, body)
+            stored = await self._once_led(lambda: self._records.create(record, body), until)
             if self._storing.pop(key, False):
                 self._chores.spawn(self._cancel(key), "admission.cancel")
             if stored is None:  # a copy of the request came first
@@ -475,7 +480,7 @@ class Admission:
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             refused = Refused(
                 code="server_is_overloaded",
-                message="ask again with the same id",
+                message="the store does not answer now",
                 retry_after_s=1.0,
             )
             await self._refuse(call, refused)
@@ -488,6 +493,20 @@ class Admission:
                 self._storing.pop(key, None)
             self._receiving -= 1
             self._receiving_bytes -= call.payload_bytes
+
+    async def _once_led(self, step: Callable[[], Awaitable[T]], until_unix_s: float) -> T:
+        """The outcome of a step of the store, which may be taken again: also where the brokers
+        elect a leader. Raises BusError where it has none by then, StoreFull.
+        """
+        while True:
+            try:
+                return await step()
+            except StoreFull:
+                raise
+            except BusError:
+                if self._clock.unix_s() >= until_unix_s:
+                    raise
+            await asyncio.sleep(LEADER_PAUSE_S)
 
     def _is_full(self) -> bool:
         """True if the request that was counted last is one too many."""

@@ -56,8 +56,8 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """A file that takes longer to upload is refused."""
     stall_s: float = 60.0
     """A client that reads nothing for this long has hung up."""
-    submit_s: float = 3.0
-    """The longest wait for an admission to answer."""
+    submit_s: float = 10.0
+    """The longest wait for an admission to store a request: brokers elect a leader within 5 s."""
     tiers: TierSource = "default"
     """The tiers, written here as `[tiers.NAME]`; or a built-in set, or a .toml or .json file."""
     default_tier: str = ""

@@ -353,12 +353,15 @@ class Client:
                     headers=headers,
                 )
             except RefusedError as error:
-                may_run = repeats and error.refused.code in MAY_DIFFER and not known
-                if may_run and handle.key not in self._withdrawing:
-                    self._withdrawing[handle.key] = self._start(
-                        self._withdraw_copies(handle), "client.withdraw"
-                    )
-                raise
+                # where the store did not answer, nobody knows whether the request is stored
+                in_doubt = error.code == "server_is_overloaded" and error.refused.retry_after_s
+                if not in_doubt or self._clock.unix_s() + pause_s >= give_up_unix_s:
+                    may_run = repeats and error.refused.code in MAY_DIFFER and not known
+                    if may_run and handle.key not in self._withdrawing:
+                        self._withdrawing[handle.key] = self._start(
+                            self._withdraw_copies(handle), "client.withdraw"
+                        )
+                    raise
             except (NoResponders, BusTimeout):
                 if self._clock.unix_s() + pause_s >= give_up_unix_s:
                     raise
