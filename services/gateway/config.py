@@ -32,6 +32,14 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     # longer in msgpack than in JSON.
     body_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
     """The longest body, counted once for each of its choices."""
+    connections_limit: Annotated[int, Meta(ge=1)] = 8192
+    """Open connections; fewer where the system lets the process open fewer files. A new one takes
+    the place of an idle one of the address that has the most of these.
+    """
+    idle_s: Annotated[float, Meta(gt=0)] = 75.0
+    """An idle connection is closed after this long: later than a proxy in front gives it up, which
+    is 60 s at nginx and at AWS's load balancers, and 600 s at Google's.
+    """
     head_within_s: float = 15.0
     """A connection whose head takes longer is closed."""
     body_within_s: float = 30.0

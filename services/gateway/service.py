@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from msgspec.structs import replace
 
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway, Stored
 from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
-from services.gateway.http_connection import connection_class
+from services.gateway.http_connection import Connections, connection_class
 from shared import http_keys, subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
@@ -26,7 +28,7 @@ from shared.client.client import Client, Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
 from shared.process import logs
-from shared.process.configuration import without_secrets
+from shared.process.configuration import authority, without_secrets
 from shared.process.fleet_time import FleetTime
 from shared.process.gen_ai import GenAi, Off
 from shared.process.instruments import Registry
@@ -34,7 +36,10 @@ from shared.process.reload import follow_files, rules_of
 from shared.process.telemetry import Tracing
 from shared.schemas import Digest, TimeTold
 
-KEEP_ALIVE_S = 30  # of idle connections; longer than the pauses of common clients' pools
+FILES_KEPT = 64  # open files for the bus, the logs and the configuration
+# connections beyond those of unfinished requests: /health and /metrics are answered when all of
+# these are under way
+SPARE_CONNECTIONS = 32
 log = logs.logger()
 
 
@@ -47,11 +52,39 @@ class Server(uvicorn.Server):
 
 
 def listen(cfg: GatewayConfig) -> socket.socket:
-    """A bound socket; connections queue from here on. Raises ConfigError."""
+    """A bound socket; connections queue from here on. `::` takes IPv4 as well, where the system
+    can. Raises ConfigError.
+    """
     try:
-        return socket.create_server((cfg.host, cfg.port), backlog=1024)
+        if ":" not in cfg.host:
+            return socket.create_server((cfg.host, cfg.port), backlog=1024)
+        both = cfg.host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (cfg.host, cfg.port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=both
+        )
     except OSError as error:
-        raise ConfigError(f"gateway: cannot listen on {cfg.host}:{cfg.port}: {error}") from error
+        address = authority(cfg.host, cfg.port)
+        raise ConfigError(f"gateway: cannot listen on {address}: {error}") from error
+
+
+def within_open_files(cfg: GatewayConfig) -> GatewayConfig:
+    """The configuration with no more connections than this process may have files open, and fewer
+    unfinished requests than connections.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    connections = cfg.connections_limit
+    if files != resource.RLIM_INFINITY:
+        connections = min(connections, max(2 * SPARE_CONNECTIONS, files - FILES_KEPT))
+    requests = min(cfg.requests_limit, max(1, connections - SPARE_CONNECTIONS))
+    if (connections, requests) == (cfg.connections_limit, cfg.requests_limit):
+        return cfg
+    log.warning(
+        "connections.limited",
+        open_files=files,
+        connections_limit=connections,
+        requests_limit=requests,
+    )
+    return replace(cfg, connections_limit=connections, requests_limit=requests)
 
 
 def check_certificate(cfg: GatewayConfig) -> None:
@@ -79,6 +112,7 @@ async def serve(
     Raises ConfigError at the start, and the failure of the bus.
     """
     clock, registry = Clock(), Registry()
+    written, cfg = cfg, within_open_files(cfg)
     rules = rules_of(cfg)
     console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
     check_certificate(cfg)
@@ -124,9 +158,13 @@ async def serve(
             access_log=False,
             lifespan="off",
             # first the answer is given up, so that a client that still comes reads its end
-            http=connection_class(cfg.head_within_s, 2 * cfg.stall_s),
+            http=connection_class(
+                Connections(cfg.connections_limit, registry, clock),
+                cfg.head_within_s,
+                2 * cfg.stall_s,
+            ),
             ws="none",
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=cfg.idle_s,  # type: ignore[arg-type]  # a call_later takes it
             timeout_graceful_shutdown=math.ceil(cfg.drain_s),
             ssl_certfile=cfg.tls_cert or None,
             ssl_keyfile=cfg.tls_key or None,
@@ -135,10 +173,14 @@ async def serve(
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
         batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
-        following = tasks.create_task(follow_files("gateway", cfg, rules), name="gateway.rules")
+        following = tasks.create_task(follow_files("gateway", written, rules), name="gateway.rules")
         scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
-        log.info("service.ready", address=f"{scheme}://{host}:{port}", config=without_secrets(cfg))
+        log.info(
+            "service.ready",
+            address=f"{scheme}://{authority(host, port)}",
+            config=without_secrets(cfg),
+        )
         ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         gateway.visits.draining = True

@@ -4,6 +4,7 @@ bounds, every failure in the envelope, the client's correlation id in every answ
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -14,6 +15,7 @@ from services.gateway.body import Arriving, Bodies
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.guard import read_tenant
+from services.gateway.http_connection import let_in
 from shared.client.client import new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
@@ -37,6 +39,7 @@ class Visit:
         self.headers = Headers(scope=scope)
         self.query_string = scope["query_string"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.state: dict[str, Any] = scope.get("state", {})
         self.began_unix_s = began_unix_s
         self.body = Arriving(receive)
         if not ("content-length" in self.headers or "transfer-encoding" in self.headers):
@@ -166,6 +169,7 @@ class Visits:
                 raise Rejected(envelope.SHUTTING_DOWN)
             visit.hold(1)
             visit.tenant = read_tenant(visit.headers, self._rules.keys)
+            let_in(visit.state)
             await serve(visit)
         except Rejected as rejected:
             await visit.refuse(rejected.problem)

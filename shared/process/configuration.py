@@ -110,6 +110,11 @@ def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
     }
 
 
+def authority(host: str, port: int) -> str:
+    """A host and its port as a URL has them: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class MisfitError(ConfigError):
     """A value does not fit its type; `origin` names the innermost key, and where it was set."""
 

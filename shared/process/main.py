@@ -5,6 +5,7 @@ that says why.
 import asyncio
 import gc
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -32,6 +33,7 @@ from shared.process.scrape import scraped
 from shared.process.telemetry import Tracing
 
 C = TypeVar("C", bound=msgspec.Struct)
+OPEN_FILES = 65_536  # enough for any service; the usual limit is 1,024
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,20 @@ def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
     # Imported objects stay. A full collection would walk all of them, for 10 ms in the middle of an
     # iteration.
     gc.freeze()
+    _raise_open_files()
     try:
         uvloop.run(main)
     except* (ConfigError, EngineError) as group:
         sys.exit(f"{section}: {'; '.join(str(error) for error in _leaves(group))}")
+
+
+def _raise_open_files() -> None:
+    """Raise the limit of open files to OPEN_FILES, or as far as the system lets this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # a system with a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from shared.errors import ConfigError
 from shared.process import logs
-from shared.process.configuration import Watched
+from shared.process.configuration import Watched, authority
 from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 
@@ -43,12 +43,12 @@ async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator
         )
     except OSError as error:
         raise ConfigError(
-            f"cannot serve metrics on {watched.metrics_host}:{watched.metrics_port}: "
+            f"cannot serve metrics on {authority(watched.metrics_host, watched.metrics_port)}: "
             f"{error.strerror}"
         ) from error
     try:
         host, port = server.sockets[0].getsockname()[:2]
-        address = f"http://{host}:{port}/metrics"
+        address = f"http://{authority(host, port)}/metrics"
         logs.logger().info("metrics.ready", address=address)
         yield address
     finally:
