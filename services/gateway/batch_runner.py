@@ -45,6 +45,7 @@ class BatchRunner:
         self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}
         self._orphans: set[str] = set()  # chunks that the last look found without use
+        self._nameless: set[str] = set()  # likewise entries of the index without a file
         self._tidied_unix_s = 0.0
 
     async def run(self) -> None:
@@ -113,7 +114,7 @@ class BatchRunner:
 
     async def _tidy(self, found: list[BatchRecord]) -> None:
         """Delete chunks without a file: uploads that broke off, and the last chunks of batches
-        whose holder changed in their last moment.
+        whose holder changed in their last moment. Mend the index of files.
         """
         now = self._clock.unix_s()
         if now - self._tidied_unix_s < TIDY_S:
@@ -122,11 +123,15 @@ class BatchRunner:
         used = {name for record in found for name in (record.output_chunks, record.error_chunks)}
         stored = set(await self._files.objects.stored_chunks())
         try:
-            named = {info.nuid for info in await self._files.objects.all()}
+            whole = await self._files.objects.all()
+            nameless = await self._files.reindex(whole)
+            for name in nameless & self._nameless:
+                await self._files.objects.unindex(name)
         except PeerError as error:
             log.error("files.damaged", error=error.message)
             return
-        orphans = stored - named - used
+        self._nameless = nameless
+        orphans = stored - {info.nuid for info in whole} - used
         for chunks in orphans & self._orphans:
             try:
                 await self._files.objects.purge(chunks)

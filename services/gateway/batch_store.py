@@ -73,9 +73,9 @@ class BatchStore:
             return after
         raise BusTimeout(f"the batch {record.id} changes too often")
 
-    async def open(self) -> list[BatchRecord]:
-        """The open batches of all tenants, the oldest first."""
-        found = _readable(await self._bucket.scan("o."))
+    async def open(self, tenant: str = "") -> list[BatchRecord]:
+        """The batches of a tenant, or of all, that are open or ended just now, the oldest first."""
+        found = _readable(await self._bucket.scan(f"o.{tenant}." if tenant else "o."))
         return sorted(found, key=lambda r: (r.created_at, r.id))
 
     async def of_tenant(self, tenant: str) -> list[BatchRecord]:

@@ -70,8 +70,7 @@ class Batches:
             raise PeerError("the purpose of the file is not batch", param="input_file_id")
         if file.expires_at is not None and file.expires_at < record.expires_at:
             raise PeerError("the file expires before the batch may end", param="input_file_id")
-        open_ones = [r for r in await self._store.of_tenant(visit.tenant) if r.open]
-        if len(open_ones) >= OPEN_LIMIT:
+        if sum(r.open for r in await self._store.open(visit.tenant)) >= OPEN_LIMIT:
             raise Rejected(TOO_MANY)
         try:
             made = await self._store.create(record)

@@ -58,6 +58,8 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """All files of one tenant, uploads under way at this gateway among them, so that no tenant
     fills the bucket of 2 GiB.
     """
+    tenant_files_limit: int = 5_000
+    """Files of one tenant: each upload reads the entries of all, 0.2 s for so many."""
     uploads_limit: int = 16
     """Uploads at once; each keeps 1 MiB at most."""
     upload_within_s: float = 600.0

@@ -78,7 +78,7 @@ class Files:
 
     def __init__(self, cfg: GatewayConfig, store: FileStore, batches: BatchStore) -> None:
         self._cfg, self._store, self._batches = cfg, store, batches
-        self._room = FileRoom(store, cfg.tenant_files_bytes)
+        self._room = FileRoom(store, cfg.tenant_files_bytes, cfg.tenant_files_limit)
         self._uploads = 0
 
     async def create(self, visit: Visit) -> None:
@@ -90,6 +90,8 @@ class Files:
         self._uploads += 1
         try:
             async with self._room.upload(visit.tenant) as share:
+                if not share.take(0):
+                    raise Rejected(NO_ROOM)
                 fields, keep_s = await self._arrive(visit, form, incoming, share)
                 async with share.becoming_a_file():
                     shown = await self._store.commit(
@@ -100,6 +102,8 @@ class Files:
                         purpose="batch",
                         keep_s=keep_s,
                     )
+        except StoreFull as error:
+            raise Rejected(NO_ROOM) from error
         finally:
             self._uploads -= 1
         await visit.answer(msgspec.json.encode(shown))
@@ -122,8 +126,6 @@ class Files:
                     await self._store.objects.purge(incoming.id)
             if isinstance(error, TimeoutError):
                 raise Rejected(TOO_SLOW) from None
-            if isinstance(error, StoreFull):
-                raise Rejected(NO_ROOM) from error
             raise
         return fields, keep_s
 
@@ -180,7 +182,7 @@ class Files:
         """DELETE /v1/files/ID"""
         file_id = visit.path_params["file_id"]
         info = await self._store.find(visit.tenant, file_id)
-        for record in await self._batches.of_tenant(visit.tenant):
+        for record in await self._batches.open(visit.tenant):
             if record.open and record.input_file_id == file_id:
                 raise PeerError(
                     f"the batch {record.id} reads this file: cancel it first", code="conflict"

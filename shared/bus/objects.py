@@ -1,8 +1,10 @@
 """NATS's object store over its stream, without consumers: `nats object` reads what this writes.
 
 An object is chunks under `$O.<bucket>.C.<chunks>` and, once it is whole, one entry under
-`$O.<bucket>.M.<name>`. The chunks of an object have one writer: each is appended with the expected
-last sequence of their subject.
+`$O.<bucket>.M.<name>`, where the name is in base 64. A copy of the entry under
+`$O.<bucket>.I.<name>` has the name as it is: it finds the objects whose names begin alike. The
+chunks of an object have one writer: each is appended with the expected last sequence of their
+subject.
 """
 
 from base64 import urlsafe_b64encode
@@ -64,6 +66,7 @@ class Objects:
     def __init__(self, stream: Stream, bucket: str) -> None:
         self._stream, self._bucket = stream, bucket
         self._chunks, self._entries = f"$O.{bucket}.C.", f"$O.{bucket}.M."
+        self._index = f"$O.{bucket}.I."
 
     async def append(
         self, chunks: str, payload: bytes, expected_last: int, *, ttl_s: float | None = None
@@ -105,9 +108,20 @@ class Objects:
             mtime=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             metadata=dict(metadata),
         )
-        headers = {"Nats-Rollup": "sub", **ttl_headers(ttl_s)}
-        await self._stream.write(self._entry(name), msgspec.json.encode(info), headers)
+        await self.index(info, ttl_s=ttl_s)
+        await self._write(self._entry(name), info, ttl_s)
         return info
+
+    async def index(self, info: ObjectInfo, *, ttl_s: float | None = None) -> None:
+        """Let `named` find an object."""
+        await self._write(self._index + info.name, info, ttl_s)
+
+    async def unindex(self, name: str) -> None:
+        await self._stream.purge(self._index + name)
+
+    async def _write(self, subject: str, info: ObjectInfo, ttl_s: float | None) -> None:
+        headers = {"Nats-Rollup": "sub", **ttl_headers(ttl_s)}
+        await self._stream.write(subject, msgspec.json.encode(info), headers)
 
     async def info(self, name: str) -> ObjectInfo | None:
         """The object of this name. Raises StoreDamaged."""
@@ -116,9 +130,19 @@ class Objects:
 
     async def all(self) -> list[ObjectInfo]:
         """All objects. Raises StoreDamaged."""
+        return await self._infos(f"{self._entries}>")
+
+    async def named(self, prefix: str = "") -> list[ObjectInfo]:
+        """The objects whose names begin with whole parts, each with its dot. Nothing else is read.
+        One may be among them that was never completed, or is just being deleted. Raises
+        StoreDamaged.
+        """
+        return await self._infos(f"{self._index}{prefix}>")
+
+    async def _infos(self, subject: str) -> list[ObjectInfo]:
         return [
             info
-            async for msgs in self._stream.since(f"{self._entries}>", 1)
+            async for msgs in self._stream.since(subject, 1)
             for msg in msgs
             if (info := _info(msg.data)) is not None
         ]
@@ -126,6 +150,7 @@ class Objects:
     async def delete(self, info: ObjectInfo) -> None:
         """Remove an object: first its entry."""
         await self._stream.purge(self._entry(info.name))
+        await self.unindex(info.name)
         await self.purge(info.nuid)
 
     async def purge(self, chunks: str) -> None:

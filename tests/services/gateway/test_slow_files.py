@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from services.gateway.file_store import CHUNK_BYTES
+from services.gateway.file_store import CHUNK_BYTES, FileStore
+from services.gateway.guard import TENANT
+from shared.bus import objects
 from shared.bus.nats import NatsBus, connect
-from shared.bus.objects import Objects
+from shared.bus.objects import ObjectInfo, Objects
 from shared.errors import BusTimeout
 from tests.services.gateway.test_gateway import WITHIN_S, Site, site
 
@@ -194,3 +196,45 @@ async def test_a_reader_of_a_file_that_reads_nothing_is_cut_off_and_another_gets
                 while kept_for(port):
                     await asyncio.sleep(0.01)
         await http.delete(path)
+
+
+async def test_an_upload_and_a_list_read_the_entries_of_their_own_tenant_alone(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    def counted(raw: bytes) -> ObjectInfo | None:
+        nonlocal read
+        read += 1
+        return info_of(raw)
+
+    async with site(nats_url, tenant_files_limit=8) as at, at.http() as http:
+        for _ in range(8):
+            assert (await post_as(http, "many")).status_code == 200
+        assert (await post_as(http, "many")).status_code == 429
+        info_of = objects._info
+        monkeypatch.setattr(objects, "_info", counted)
+        ids = [(await post_as(http, "few")).json()["id"] for _ in range(2)]
+        listed = await http.get("/v1/files", headers={TENANT: "few"})
+        assert {file["id"] for file in listed.json()["data"]} == {*ids}
+        assert read <= 4  # none and one before the uploads, two in the list
+        assert len((await http.get("/v1/files", headers={TENANT: "many"})).json()["data"]) == 8
+
+
+async def test_files_of_an_earlier_release_are_found_and_files_that_never_were_are_not(
+    nats_url: str,
+) -> None:
+    async with connect(nats_url, "test") as bus, site(nats_url) as at, at.http() as http:
+        ids = [(await post_as(http, "acme")).json()["id"] for _ in range(2)]
+        store = FileStore(bus.files)
+        infos = [await store.find("acme", file_id) for file_id in ids]
+        await bus.files.unindex(infos[0].name)  # as if it had been stored without
+        await bus.files.delete(infos[1])
+        await bus.files.index(infos[1])  # as if its upload had broken off
+        assert await store.reindex(await bus.files.all()) == {infos[1].name}
+        assert {file.id for file in await store.of_tenant("acme")} == {*ids}
+
+
+async def post_as(http: httpx.AsyncClient, tenant: str) -> httpx.Response:
+    files, headers = {"file": ("b.jsonl", b"{}\n")}, {TENANT: tenant}
+    return await http.post("/v1/files", data={"purpose": "batch"}, files=files, headers=headers)
