@@ -14,9 +14,11 @@ from pathlib import Path
 
 from shared.errors import ConfigError, PeerError
 from shared.subjects import check_id
+from shared.written import reading, text_of
 
 LINE = re.compile(r"(\S+)\s+([0-9a-f]{64})")
 KEY_BYTES = 32
+A_KEY_IS_ONES = "a key belongs to one tenant"
 
 
 def new_key() -> str:
@@ -33,10 +35,8 @@ def read(path: Path) -> "HttpKeys":
     """The keys of a file; empty lines and those that begin with # are passed over. Raises
     ConfigError, naming the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the keys in {path} cannot be read: {error}") from error
+    with reading(f"the keys in {path} cannot be read"):
+        lines = text_of(path).splitlines()
     tenants: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
@@ -45,7 +45,9 @@ def read(path: Path) -> "HttpKeys":
         try:
             if found is None:
                 raise PeerError("a line is a tenant and the SHA-256 of a key, in hexadecimal")
-            tenants[found[2]] = check_id(found[1], "tenant")
+            tenant = check_id(found[1], "tenant")
+            if tenants.setdefault(found[2], tenant) != tenant:
+                raise PeerError(f"the key is also {tenants[found[2]]}'s: {A_KEY_IS_ONES}")
         except PeerError as error:
             raise ConfigError(f"{path}, line {number}: {error.message}") from error
     if not tenants:
@@ -63,7 +65,11 @@ class HttpKeys:
         return isinstance(other, HttpKeys) and self._tenants == other._tenants
 
     def with_more(self, tenants: Mapping[str, str]) -> "HttpKeys":
-        """These keys and others."""
+        """These keys and others. Raises ConfigError where both have one, of different tenants."""
+        for key, tenant in tenants.items():
+            if self._tenants.get(key, tenant) != tenant:
+                both = f"{tenant}'s and {self._tenants[key]}'s"
+                raise ConfigError(f"the key {key[:8]}... is {both}: {A_KEY_IS_ONES}")
         return HttpKeys(self._tenants | dict(tenants))
 
     def tenant_of(self, key: str) -> str | None:

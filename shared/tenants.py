@@ -3,7 +3,6 @@
 import math
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +12,7 @@ from shared.errors import ConfigError, PeerError
 from shared.misfit import SHA256, all_misfits
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Slo
+from shared.written import reading, text_of
 
 KeyHash = Annotated[str, Meta(pattern=SHA256)]
 OTHERS = "*"  # names the limits of each tenant that is not named itself
@@ -56,6 +56,11 @@ class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("; ".join(faults))
 
     def _faults(self) -> Iterator[str]:
+        owners: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for key in tenant.keys:
+                if owners.setdefault(key, name) != name:
+                    yield f"tenants `{owners[key]}` and `{name}` have the same key, {key[:8]}..."
         for name, tenant in self.tenants.items():
             if name != OTHERS and not ID_PATTERN.fullmatch(name):
                 yield (
@@ -80,13 +85,12 @@ def load_tenants(path: str) -> Tenants:
     """
     if not path:
         return Tenants()
-    try:
-        raw: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tenants: cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"tenants: {path} is not proper TOML: {error}") from error
-    try:
-        return msgspec.convert(raw, Tenants)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"tenants: {path}: {all_misfits(raw, Tenants)}") from error
+    with reading(f"tenants: cannot read {path}"):
+        text = text_of(path)
+    with reading(f"tenants: {path} is not proper TOML"):
+        raw: Any = tomllib.loads(text)
+    with reading(f"tenants: {path}"):
+        try:
+            return msgspec.convert(raw, Tenants)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"tenants: {path}: {all_misfits(raw, Tenants)}") from error

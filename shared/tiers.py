@@ -14,6 +14,7 @@ from shared.errors import ConfigError, PeerError
 from shared.misfit import all_misfits
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
+from shared.written import reading, text_of
 
 T = TypeVar("T")
 AUTO = "auto"  # in place of a tier: the default one
@@ -319,21 +320,16 @@ def _parsed(name_or_path: str) -> tuple[Path, dict[str, Any]]:
             f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) "
             "nor a .toml or .json file"
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tiers: cannot read {path}: {error}") from error
-    try:
+    with reading(f"tiers: cannot read {path}"):
+        text = text_of(path)
+    with reading(f"tiers: {path} is not proper {path.suffix[1:].upper()}"):
         raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"tiers: {path} is not proper {path.suffix[1:].upper()}: {error}"
-        ) from error
     return path, _converted(path, raw, dict[str, Any])
 
 
 def _converted(path: Path, raw: Any, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"tiers: {path}: {all_misfits(raw, kind)}") from error
+    with reading(f"tiers: {path}"):
+        try:
+            return msgspec.convert(raw, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"tiers: {path}: {all_misfits(raw, kind)}") from error

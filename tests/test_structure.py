@@ -30,7 +30,7 @@ IO = {
 LAYERS: dict[str, tuple[set[str], ...]] = {
     "shared": (
         {"vocabulary", "errors", "columns", "structured", "clock"},
-        {"measure", "diary", "misfit", "subjects", "perf", "models", "text"},
+        {"measure", "diary", "misfit", "written", "subjects", "perf", "models", "text"},
         {"schemas", "tiers", "tenants", "http_keys"},
         {"features", "rules"},
         {"routing"},

@@ -13,9 +13,9 @@ import msgspec
 
 from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 from loadgen.fleet.section_settings import File, ask_services
-from shared.errors import ConfigError
 from shared.misfit import UNKNOWN_FIELD, there_are
 from shared.process.configuration import FLEET_KEYS, PREFIX
+from shared.written import reading, text_of
 
 INDENT = " " * 11
 
@@ -50,10 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(path: str, as_json: bool) -> int:
     """1 where a service would not start."""
-    try:
-        text = Path(path).read_text(encoding="utf-8") if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    with reading(f"{path} cannot be read"):
+        text = text_of(path) if path else ""
     file = ask_services({f"{PREFIX}CONFIG": str(Path(path).resolve()) if path else ""})
     lines = list(explain(text, file.schema))
     faults = list(dict.fromkeys(_faults(file, lines)))

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from shared.errors import ConfigError
 from shared.misfit import misfit, misfits, there_are
+from shared.written import reading, text_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -206,10 +207,8 @@ def _from_file(
     path = env.get(f"{PREFIX}CONFIG")
     if not path:
         return
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    with reading(f"the configuration {path} cannot be read"):
+        tables = tomllib.loads(text_of(path))
     for key in tables:
         if known is not None:
             _check_known(key, (*SECTIONS, *FLEET_KEYS), f"at the top of {path}")
@@ -260,13 +259,16 @@ def _from_text(text: str, kind: Any, origin: str) -> Any:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{origin}={text!r}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: it is nested too deeply") from error
 
 
 def _converted(raw: Any, kind: Any, origin: str) -> Any:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise MisfitError(origin, *misfit(raw, kind, error)) from error
+    with reading(origin):
+        try:
+            return msgspec.convert(raw, kind)
+        except msgspec.ValidationError as error:
+            raise MisfitError(origin, *misfit(raw, kind, error)) from error
 
 
 def _variable(section: str, name: str) -> str:

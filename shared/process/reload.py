@@ -64,8 +64,9 @@ async def follow_files(section: str, cfg: R, rules: Rules) -> None:
         try:
             new = load(type(cfg), section)
             changed = rules.take(rules_of(new))  # type: ignore[arg-type]
-        except ConfigError as error:
-            log.error("config.refused", error=str(error))
+        except Exception as error:  # no file that somebody writes ends a service
+            known = isinstance(error, ConfigError)
+            log.error("config.refused", error=str(error) if known else repr(error)[:1000])
             continue
         later = [
             field

@@ -37,6 +37,7 @@ def test_a_key_has_256_bits() -> None:
         (f"acme {64 * 'a'}\nacme sk-plain\n", "line 2: a line is a tenant and the SHA-256"),
         (f"a.b {64 * 'a'}\n", "line 1: tenant must be"),
         (f"acme {64 * 'A'}\n", "line 1"),
+        (f"acme {64 * 'a'}\nb {64 * 'a'}\n", "line 2: the key is also acme's"),
     ],
 )
 def test_a_wrong_file_stops_the_start_and_says_where(tmp_path: Path, text: str, said: str) -> None:

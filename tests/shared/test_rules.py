@@ -54,6 +54,9 @@ def test_keys_are_in_a_file_or_with_their_tenant(tmp_path: Path) -> None:
     assert keys is not None
     assert [keys.tenant_of(key) for key in (first, second, new_key())] == ["acme", "b", None]
     assert read_rules("", "", {"b": Tenant(weight=2.0)}).keys is None
+    shared = line_of("b", first).split()[1]
+    with pytest.raises(ConfigError, match="is b's and acme's: a key belongs to one tenant"):
+        read_rules("", "", {"b": Tenant(keys=[shared])}, str(file))
 
 
 def test_a_change_is_taken_in_place_and_named() -> None:

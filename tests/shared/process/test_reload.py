@@ -9,6 +9,7 @@ import pytest
 from msgspec import Struct
 from structlog.testing import capture_logs
 
+from shared.errors import ConfigError
 from shared.process.configuration import load
 from shared.process.reload import LOOK_S, follow_files, rules_of
 from shared.rules import Rules, TenantSource, TierSource
@@ -79,19 +80,36 @@ def test_a_file_that_is_being_written_is_not_taken_before_it_is_still(
     while_followed(tmp_path, monkeypatch, body)
 
 
-@pytest.mark.parametrize("wrong", ["[tiers.chat", "[tiers.chat]\nslo = {}\n", "drian_s = 3\n"])
+KEY = f'keys = ["{64 * "a"}"]'
+WRONG = {
+    "no TOML": "[tiers.chat",
+    "no bound": "[tiers.chat]\nslo = {}\n",
+    "unknown": "drian_s = 3\n",
+    "too deep": f"tenants = {5000 * '['}\n",
+    "too deep for a type": f"[tenants.a]\nweight = {300 * '{a = '}1{300 * '}'}\n",
+    "too many digits": f"[gateway]\ndrain_s = {5000 * '9'}\n",
+    "too large": f"[gateway]\ndrain_s = {400 * '9'}\n",
+    "one key of two": f"[tenants.a]\n{KEY}\n[tenants.b]\n{KEY}\n",
+    "no UTF-8": "drian\udcff",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_file_is_refused_and_the_rules_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     async def body(file: Path, rules: Rules, told: Events) -> None:
-        file.write_text(wrong)
+        file.write_bytes(wrong.encode(errors="surrogateescape"))
+        with pytest.raises(ConfigError):  # nor does a service start with it, and it says why
+            rules_of(load(Section, "gateway"))
         await asyncio.sleep(10 * LOOK_S)
         assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
         assert [each["event"] for each in told] == ["config.refused"]  # once, not at each look
         file.unlink()
         await asyncio.sleep(3 * LOOK_S)
         assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
-        file.write_text("[tiers.chat]\nslo = {ttft_s = 3.0}\n")
+        # with the byte-order mark of some editors
+        file.write_text("\ufeff[tiers.chat]\r\nslo = {ttft_s = 3.0}\r\n")
         await asyncio.sleep(3 * LOOK_S)
         assert rules.tiers.tiers["chat"].slo.ttft_s == 3.0
 

@@ -1,0 +1,26 @@
+"""Files that a person writes: whatever is wrong with one is a ConfigError of one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+def text_of(path: str | Path) -> str:
+    """The text of a file, without the byte-order mark that some editors begin one with."""
+    return Path(path).read_text(encoding="utf-8-sig")
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turns whatever a reader raises for a file or a value into a ConfigError that begins with
+    `what`: one that is not there, no UTF-8, no TOML or JSON, too deep, too large, a number with too
+    many digits.
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise ConfigError(f"{what}: it is nested too deeply") from error
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
+        raise ConfigError(f"{what}: {error}") from error
