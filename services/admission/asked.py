@@ -19,8 +19,8 @@ _encode_in_order = msgspec.json.Encoder(order="deterministic").encode
 
 def digest(request: GenerateRequest, tier: str) -> bytes:
     """The digest of everything that shapes the answer: prompt, messages (with tools and variables
-    of the template) or token ids, model, adapter, sampling, tier, SLO, and whether it may be
-    relegated.
+    of the template) or token ids, model, adapter, sampling, tier, SLO, how many choices its answer
+    has, and whether it may be relegated.
 
     A retry may differ in what it does not cover: the inbox and its encoding (JSON or msgpack), the
     trace, `importance`, `application`, `session` and `expires_s`. Those of the first request stay.
@@ -40,6 +40,8 @@ def digest(request: GenerateRequest, tier: str) -> bytes:
     )
     if request.tools or request.chat_template_kwargs:
         shaping += (_with_text_keys([request.tools, request.chat_template_kwargs]),)
+    if request.choices > 1:
+        shaping += (request.choices,)
     return hashlib.blake2b(_encode_in_order(shaping), digest_size=DIGEST_BYTES).digest()
 
 

@@ -190,6 +190,7 @@ def read_ask(
             importance=importance,
             application=application,
             session=session,
+            choices=len(prompts) * n,
             allow_relegation=allow_relegation,
         )
         for at, prompt in enumerate(prompts)

@@ -25,6 +25,7 @@ OTHER = {
     "prompt": "hello", "messages": [{"role": "user", "content": "hello!"}], "token_ids": [1],
     "model": "m", "adapter": "x", "sampling": Sampling(), "slo": None, "allow_relegation": False,
     "tools": [{"type": "function", "function": {"name": "f"}}], "chat_template_kwargs": {"a": 1},
+    "choices": 2,
 }  # fmt: skip
 
 

@@ -1034,6 +1034,7 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
             at.fleet.asked[key_of(name)].request
             for name in (id_of_choice(request_id, i) for i in range(4))
         ]
+        assert {r.choices for r in requests} == {4}  # fewer or more under the key are a conflict
         assert [(r.prompt, r.sampling.seed) for r in requests] == [
             (p, s) for p in ("one", "two") for s in (2**63 - 1, -(2**63))
         ]
