@@ -32,12 +32,51 @@ class Arguments(NamedTuple):
 
 Piece = Said | Called | Arguments
 
+# characters read at a time: what stands behind a call or a mark is copied
+SLICE = 4096
+NAME_LIMIT = 1024  # characters before the arguments, with marks and an id
+
 
 class CallReader(Protocol):
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self) -> list[Piece]:
         """The rest at the end of the output."""
+
+
+class _Before:
+    """The text in front of a mark. White space waits, which is no text before a call, and so does
+    what may begin the mark.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._white: list[str] = []
+        self._begun = ""
+
+    @property
+    def held(self) -> str:
+        return "".join(self._white) + self._begun
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that is certain by now, and what stands behind the mark; None: it has not
+        come.
+        """
+        text, self._begun = self._begun + text, ""
+        before, mark, after = text.partition(self._mark)
+        if not mark:
+            end = len(text) - _begun(text, self._mark)
+            before, self._begun = text[:end], text[end:]
+        said = before.rstrip()
+        if said:
+            white, self._white = self._white, [before[len(said) :]]
+            said = "".join(white) + said
+        else:
+            self._white.append(before)
+        if not mark:
+            return said, None
+        self._white = []
+        return said, after
 
 
 class _Reader:
@@ -48,6 +87,14 @@ class _Reader:
         self._count = 0
         self._object = CallObject()
         self._told = False  # the call being read has begun for the client
+
+    def feed(self, text: str) -> list[Piece]:
+        for at in range(0, len(text), SLICE):
+            self._feed(text[at : at + SLICE])
+        return self._taken()
+
+    def _feed(self, text: str) -> None:
+        raise NotImplementedError
 
     def _say(self, text: str) -> None:
         if text:
@@ -95,36 +142,31 @@ class HermesReader(_Reader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held = ""  # white space, or what may begin a mark
+        self._before = _Before(self.OPENS)
+        self._held = ""  # may begin the mark that closes
         self._inside = False
 
-    def feed(self, text: str) -> list[Piece]:
+    def _feed(self, text: str) -> None:
         text, self._held = self._held + text, ""
         while text:
             text = self._in_call(text) if self._inside else self._in_text(text)
-        return self._taken()
 
     def finish(self) -> list[Piece]:
         if self._inside:
             if not self._told:  # cut off before its name
                 self._say(self.OPENS + self._object.raw)
-        elif not self._count or self._held.strip():
-            self._say(self._held)
-        self._held = ""
+        elif not self._count or self._before.held.strip():
+            self._say(self._before.held)
         return self._taken()
 
     def _in_text(self, text: str) -> str:
-        before, mark, after = text.partition(self.OPENS)
-        if mark:
-            self._say(before.rstrip())
-            self._inside = True
-            self._next_object()
-            return after
-        # white space before a call, and between two, is no text
-        certain = len(text[: len(text) - _begun(text, self.OPENS)].rstrip())
-        self._say(text[:certain])
-        self._held = text[certain:]
-        return ""
+        said, after = self._before.feed(text)
+        self._say(said)
+        if after is None:
+            return ""
+        self._inside = True
+        self._next_object()
+        return after
 
     def _in_call(self, text: str) -> str:
         if self._reading():
@@ -155,25 +197,24 @@ class JsonReader(_Reader):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = names
-        self._raw = ""  # all of it, while it is not known to be a call
+        self._raw: list[str] = []  # all of it, while it is not known to be a call
         self._held = ""  # may begin a mark
         self._plain = False  # it is text
 
-    def feed(self, text: str) -> list[Piece]:
+    def _feed(self, text: str) -> None:
         if self._plain:
             self._say(text)
-            return self._taken()
+            return
         if not self._count:
-            self._raw += text
+            self._raw.append(text)
         text, self._held = self._held + text, ""
         while text:
-            inside = self._object.raw and self._reading()
+            inside = self._object.begun and self._reading()
             text = self._in_object(text) if inside else self._between(text)
-        return self._taken()
 
     def finish(self) -> list[Piece]:
         if not self._count and not self._plain:
-            self._say(self._raw)
+            self._say("".join(self._raw))
         return self._taken()
 
     def _in_object(self, text: str) -> str:
@@ -185,7 +226,7 @@ class JsonReader(_Reader):
                 return rest
             self._say(self._object.raw)
             return rest
-        return self._give_up(self._raw)
+        return self._give_up("".join(self._raw))
 
     def _between(self, text: str) -> str:
         """Skip what may stand before an object; the rest of the text, which begins one."""
@@ -199,7 +240,7 @@ class JsonReader(_Reader):
                 self._held = rest
                 return ""
         if not rest.startswith("{"):
-            return self._give_up(rest if self._count else self._raw) if rest else ""
+            return self._give_up(rest if self._count else "".join(self._raw)) if rest else ""
         return self._in_object(rest)
 
     def _give_up(self, text: str) -> str:
@@ -220,34 +261,30 @@ class MistralReader(_Reader):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._list = JsonReader(names)
-        self._held = ""
+        self._before = _Before(self.OPENS)
+        self._held = ""  # a name that may not be whole
         self._state = "text"  # text, open, name, arguments or list
         self._value = Text()
 
-    def feed(self, text: str) -> list[Piece]:
+    def _feed(self, text: str) -> None:
         text, self._held = self._held + text, ""
         while text:
             text = getattr(self, f"_in_{self._state}")(text)
-        return self._taken()
 
     def finish(self) -> list[Piece]:
         if self._state == "list":
             self._pieces += self._list.finish()
-        elif self._state == "text" and (not self._count or self._held.strip()):
-            self._say(self._held)
-        self._held = ""
+        elif self._state == "text" and (not self._count or self._before.held.strip()):
+            self._say(self._before.held)
         return self._taken()
 
     def _in_text(self, text: str) -> str:
-        before, mark, after = text.partition(self.OPENS)
-        if mark:
-            self._say(before.rstrip())
-            self._state = "open"
-            return after
-        certain = len(text[: len(text) - _begun(text, self.OPENS)].rstrip())
-        self._say(text[:certain])
-        self._held = text[certain:]
-        return ""
+        said, after = self._before.feed(text)
+        self._say(said)
+        if after is None:
+            return ""
+        self._state = "open"
+        return after
 
     def _in_open(self, text: str) -> str:
         text = text.lstrip(WHITE)
@@ -260,8 +297,12 @@ class MistralReader(_Reader):
         return ""
 
     def _in_name(self, text: str) -> str:
-        """A name ends where its arguments begin."""
-        begin = text.find("{")
+        """A name ends where its arguments begin; what is too long for one is text."""
+        begin = text.find("{", 0, NAME_LIMIT)
+        if begin < 0 and len(text) > NAME_LIMIT:
+            self._say(self.OPENS)
+            self._state = "text"
+            return text
         if begin < 0:
             self._held = text
             return ""
@@ -271,13 +312,11 @@ class MistralReader(_Reader):
         return text[begin:]
 
     def _in_arguments(self, text: str) -> str:
-        for n, character in enumerate(text):
-            if self._value.ends(character):
-                self._argue(text[: n + 1])
-                self._state = "text"
-                return text[n + 1 :]
-        self._argue(text)
-        return ""
+        end = self._value.feed(text)
+        self._argue(text[:end])
+        if self._value.over:
+            self._state = "text"
+        return text[end:]
 
 
 class NamedReader(_Reader):
@@ -287,11 +326,10 @@ class NamedReader(_Reader):
         super().__init__()
         self._name = name
 
-    def feed(self, text: str) -> list[Piece]:
-        if text and not self._count:
+    def _feed(self, text: str) -> None:
+        if not self._count:
             self._call(self._name)
         self._argue(text)
-        return self._taken()
 
     def finish(self) -> list[Piece]:
         return []

@@ -215,17 +215,19 @@ class ChatVoice:
         self._tokens: list[int] = []
 
     def whole(self, output: Output, finish_reason: str) -> ChatChoice:
-        content, calls = "", list[ToolCall]()
+        texts, begun, arguments = list[str](), list[ToolCall](), list[list[str]]()
         for delta in self._deltas(self._pieces(output.text, over=True)):
-            content += delta.content or ""
+            texts.append(delta.content or "")
             for part in delta.tool_calls or ():
                 if part.id is not UNSET:
-                    calls.append(part)
-                else:
-                    arguments = calls[-1].function.arguments + part.function.arguments
-                    function = replace(calls[-1].function, arguments=arguments)
-                    calls[-1] = replace(calls[-1], function=function)
-        calls = [replace(call, index=UNSET) for call in calls]
+                    begun.append(part)
+                    arguments.append([])
+                arguments[-1].append(part.function.arguments)
+        content = "".join(texts)
+        calls = [
+            replace(call, index=UNSET, function=replace(call.function, arguments="".join(parts)))
+            for call, parts in zip(begun, arguments, strict=True)
+        ]
         return ChatChoice(
             index=self._index,
             message=Message(content=content or (None if calls else ""), tool_calls=calls or UNSET),

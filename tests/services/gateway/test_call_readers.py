@@ -1,6 +1,7 @@
 """Calls of tools are found in the text of each model's form, however the text is cut."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -167,3 +168,45 @@ def test_the_answer_to_a_named_tool_is_its_arguments() -> None:
     named = NamedReader("weather")
     pieces = [*named.feed('{"a"'), *named.feed(": 1}"), *named.finish()]
     assert heard(pieces) == Heard("", [("weather", {"a": 1})])
+
+
+LONG = {
+    "arguments": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"t": "',
+        "x",
+        '"}}</tool_call>',
+    ),
+    "a text": ("hermes", '<tool_call>{"name": "f", "arguments": "', "x", '"}</tool_call>'),
+    "nested": ("json", '{"name": "f", "arguments": {"t": [', "[1],", "1]}}"),
+    "white space": ("hermes", "a", " ", "b"),
+    "white space of Mistral": ("mistral", "a", " ", "b"),
+    "white space in a list": ("json", "[", " ", ""),
+    "no call": ("json", '{"answer": "', "x", '"}'),
+    "calls": ("hermes", "", '<tool_call>{"name": "f"}</tool_call>', ""),
+    "marks": ("hermes", "", "<tool_call>x", ""),
+    "a list of calls": ("mistral", "[TOOL_CALLS][", '{"name": "f"},', "]"),
+    "arguments of Mistral": ("mistral", '[TOOL_CALLS]f[ARGS]{"t": "', "x", '"}'),
+    "a name": ("mistral", "[TOOL_CALLS]", "f", ""),
+}
+
+
+@pytest.mark.parametrize("step", [4, 1_000_000])
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_the_work_is_linear_in_the_text(text: tuple[str, str, str, str], step: int) -> None:
+    """Four times the text may take four times as long, with as much again for noise."""
+    form, before, unit, after = text
+
+    def spent_s(size: int) -> float:
+        whole = before + size // len(unit) * unit + after
+        began_s = time.process_time()
+        reading = reader(form, {"f"})
+        for at in range(0, len(whole), step):
+            reading.feed(whole[at : at + step])
+        reading.finish()
+        return time.process_time() - began_s
+
+    size = 40_000
+    while (one_s := spent_s(size)) < 0.01:
+        size *= 4
+    assert min(spent_s(4 * size) for _ in range(3)) < 10 * max(one_s, spent_s(size))
