@@ -16,6 +16,7 @@ from loadgen.bench.loaded import PROFILE, memory_now
 from loadgen.bench.machine import Memory
 from loadgen.fleet.child import Say
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.load.send_http import events
 from shared.bus.api import RefusedError
 from shared.client.client import Client
 from shared.clock import Clock
@@ -98,7 +99,7 @@ class Flood:
             "stream": True, "priority": int(one.important),
         }  # fmt: skip
         clock = asyncio.get_running_loop().time
-        sent_s, last = clock(), ""
+        sent_s, last = clock(), b""
         try:
             async with self.http.stream(
                 "POST", "/v1/completions", json=body, headers={"x-slackline-tier": TIER}
@@ -107,12 +108,11 @@ class Flood:
                 if response.status_code != httpx.codes.OK:
                     one.end = {429: "refused"}.get(response.status_code, str(response.status_code))
                     return
-                async for line in response.aiter_lines():
-                    last = line or last
-                    if line.startswith('data: {"error"'):
-                        one.end = json.loads(line[6:])["error"]["code"]
+                async for last in events(response.aiter_bytes()):
+                    if last.startswith(b'{"error"'):
+                        one.end = json.loads(last)["error"]["code"]
             if one.end == "open":
-                one.end = "served" if last == "data: [DONE]" else "broke off"
+                one.end = "served" if last == b"[DONE]" else "broke off"
         except httpx.HTTPError as error:
             one.end = type(error).__name__
 

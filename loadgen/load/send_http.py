@@ -164,5 +164,7 @@ async def events(parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
             elif not line and data:
                 yield b"\n".join(data)
                 data = []
+    if unread.startswith(b"data:"):  # cut off, or its end has no line
+        data.append(unread[5:].strip())
     if data:
         yield b"\n".join(data)

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -33,6 +32,7 @@ from services.gateway.exchange import Exchanges
 from services.gateway.file_store import FileStore
 from services.gateway.files import Files
 from services.gateway.guard import read_tenant
+from services.gateway.json_bytes import encode
 from services.gateway.model_list import Model, ModelList
 from services.gateway.responses import ResponseBody
 from services.gateway.slo_headers import header_at_fault
@@ -178,21 +178,19 @@ class Gateway:
             reason = "no admission lets requests in; can it write to the store?"
         else:
             reason = self._clocks.off()
-        body = msgspec.json.encode({"ready": not reason, "reason": reason})
+        body = encode({"ready": not reason, "reason": reason})
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         read_tenant(request.headers, self._rules.keys)
-        return Response(
-            msgspec.json.encode(ModelList(data=self._models())), media_type="application/json"
-        )
+        return Response(encode(ModelList(data=self._models())), media_type="application/json")
 
     async def model(self, request: Request) -> Response:
         read_tenant(request.headers, self._rules.keys)
         name = request.path_params["model"]
         found = [model for model in self._models() if model.id == name]
         if found:
-            return Response(msgspec.json.encode(found[0]), media_type="application/json")
+            return Response(encode(found[0]), media_type="application/json")
         return _response(envelope.no_such_model(name, self._fleet.names()))
 
     def _models(self) -> list[Model]:
@@ -210,7 +208,7 @@ class Gateway:
         ]
 
     async def version(self, _: Request) -> Response:
-        body = msgspec.json.encode({"version": version("slackline")})
+        body = encode({"version": version("slackline")})
         return Response(body, media_type="application/json")
 
     async def openapi(self, _: Request) -> Response:

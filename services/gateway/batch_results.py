@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
+from services.gateway.json_bytes import encode
 from shared.bus.objects import Digest, Objects
 from shared.errors import BusError, WrongSequence
 from shared.process import logs
@@ -77,10 +78,10 @@ class ResultFile:
 
     async def add(self, result: Result) -> None:
         """Append a line, and wait while the store takes none. Raises Superseded."""
-        payload = msgspec.json.encode(result) + b"\n"
+        payload = encode(result) + b"\n"
         if len(payload) > LINE_LIMIT_BYTES:
             error = ResultError(code="answer_too_large", message="the answer is too large to store")
-            payload = msgspec.json.encode(
+            payload = encode(
                 Result(id=result.id, custom_id=result.custom_id, response=None, error=error)
             )
             payload += b"\n"

@@ -15,6 +15,7 @@ from services.gateway.batch_store import BatchStore
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.file_store import MONTH_S, FileStore
 from services.gateway.files import ExpiresAfter, Query
+from services.gateway.json_bytes import encode
 from services.gateway.visits import Visit
 from shared.clock import Clock
 from shared.errors import PeerError, StoreFull
@@ -85,11 +86,11 @@ class Batches:
                     param=translate.IDEMPOTENCY_KEY,
                 )
             record = before
-        await visit.answer(msgspec.json.encode(shown(record)))
+        await visit.answer(encode(shown(record)))
 
     async def show(self, visit: Visit) -> None:
         """GET /v1/batches/ID"""
-        await visit.answer(msgspec.json.encode(shown(await self._find(visit))))
+        await visit.answer(encode(shown(await self._find(visit))))
 
     async def cancel(self, visit: Visit) -> None:
         """POST /v1/batches/ID/cancel"""
@@ -99,14 +100,14 @@ class Batches:
             record = await self._store.change(record, lambda r: batch_record.cancelled(r, now))
         if record.status not in ("cancelling", "cancelled"):
             batch_record.cancelled(record, now)  # says why not
-        await visit.answer(msgspec.json.encode(shown(record)))
+        await visit.answer(encode(shown(record)))
 
     async def list(self, visit: Visit) -> None:
         """GET /v1/batches"""
         query = Query(visit.query_string, ("after", "limit"))
         page = query.page(await self._store.of_tenant(visit.tenant), 100, 20)
         page = msgspec.structs.replace(page, data=[shown(record) for record in page.data])
-        await visit.answer(msgspec.json.encode(page))
+        await visit.answer(encode(page))
 
     async def _find(self, visit: Visit) -> BatchRecord:
         record = await self._store.get(visit.tenant, visit.path_params["batch_id"])

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from services.gateway.config import GatewayConfig, is_loopback
 from services.gateway.envelope import Problem, Rejected
+from services.gateway.json_bytes import encode
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
@@ -238,7 +239,7 @@ def _policy(page: str) -> str:
 
 def _json(found: msgspec.Struct) -> Response:
     return Response(
-        msgspec.json.encode(found),
+        encode(found),
         media_type="application/json",
         headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
     )

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.envelope import Problem
+from services.gateway.json_bytes import encode
 from shared.schemas import Delta, FirstMissed, TokenLogprob, Verdict
 from shared.vocabulary import Missed
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
 
 
 class Output:
@@ -169,7 +168,7 @@ class ReplyFrame:
         self._whole_object, self._chunk_object = whole_object, chunk_object
 
     def whole(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
-        return _encode(self._reply(self._whole_object, choices, so_far, so_far.usage))
+        return encode(self._reply(self._whole_object, choices, so_far, so_far.usage))
 
     def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         usage: Usage | UnsetType | None = None if self._head.include_usage else UNSET
@@ -188,7 +187,7 @@ class ReplyFrame:
         self, choices: Sequence[Struct], so_far: SoFar, usage: Usage | UnsetType | None
     ) -> bytes:
         reply = self._reply(self._chunk_object, choices, so_far, usage)
-        return b"data: " + _encode(reply) + b"\n\n"
+        return b"data: " + encode(reply) + b"\n\n"
 
     def _reply(
         self,

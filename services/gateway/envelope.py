@@ -8,9 +8,9 @@ ran out. 408 is never used, since proxies retry it at once.
 import math
 from collections.abc import Iterable
 
-import msgspec
 from msgspec import Struct
 
+from services.gateway.json_bytes import encode
 from shared.bus.api import RefusedError
 from shared.core.record import OVER_CONTEXT
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
@@ -62,7 +62,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     def body(self) -> bytes:
         kind = TYPE_OF_STATUS.get(self.status, "invalid_request_error")
-        return msgspec.json.encode(
+        return encode(
             Envelope(error=Error(message=self.message, type=kind, param=self.param, code=self.code))
         )
 

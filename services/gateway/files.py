@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import ClientDisconnect
 
@@ -15,6 +14,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.file_room import FileRoom, Share
 from services.gateway.file_store import MONTH_S, FileStore, Incoming
+from services.gateway.json_bytes import encode
 from services.gateway.multipart import Began, Form
 from services.gateway.visits import CutOff, Visit
 from shared.errors import BusError, PeerError, StoreFull
@@ -106,7 +106,7 @@ class Files:
             raise Rejected(NO_ROOM) from error
         finally:
             self._uploads -= 1
-        await visit.answer(msgspec.json.encode(shown))
+        await visit.answer(encode(shown))
 
     async def _arrive(
         self, visit: Visit, form: Form, incoming: Incoming, share: Share
@@ -171,12 +171,12 @@ class Files:
             found = [file for file in found if file.purpose == purpose]
         if query.choice("order", ("asc", "desc")) == "asc":
             found.reverse()
-        await visit.answer(msgspec.json.encode(query.page(found, 10_000)))
+        await visit.answer(encode(query.page(found, 10_000)))
 
     async def show(self, visit: Visit) -> None:
         """GET /v1/files/ID"""
         shown = await self._store.shown(visit.tenant, visit.path_params["file_id"])
-        await visit.answer(msgspec.json.encode(shown))
+        await visit.answer(encode(shown))
 
     async def delete(self, visit: Visit) -> None:
         """DELETE /v1/files/ID"""
@@ -188,7 +188,7 @@ class Files:
                     f"the batch {record.id} reads this file: cancel it first", code="conflict"
                 )
         await self._store.objects.delete(info)
-        await visit.answer(msgspec.json.encode(Deleted(id=file_id)))
+        await visit.answer(encode(Deleted(id=file_id)))
 
     async def content(self, visit: Visit) -> None:
         """GET /v1/files/ID/content, chunk by chunk: a slow reader costs some megabytes."""

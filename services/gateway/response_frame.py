@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.chats import ChatChoice, ChatChunk
 from services.gateway.dialect import ChoiceVerdict, Head, SoFar, Usage
 from services.gateway.envelope import Problem
+from services.gateway.json_bytes import encode
 from services.gateway.likelihoods import ChatLogprobs, ContentLogprob
 
-_encode = msgspec.json.Encoder().encode
 INCOMPLETE = {"length": "max_output_tokens"}  # reason of a choice -> of a response
 # the codes of errors that a response may have, by HTTP's status
 ERROR_CODES = {429: "rate_limit_exceeded"}
@@ -167,7 +166,7 @@ class ResponseFrame:
             made.arguments = function.arguments
             last = call is calls[-1]
             self._output.append(made.item(self._status if last else "completed"))
-        return _encode(self._reply(self._status, so_far))
+        return encode(self._reply(self._status, so_far))
 
     def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         return b"".join([self._chunk(choice, so_far) for choice in choices])
@@ -284,7 +283,7 @@ class ResponseFrame:
         if "response" not in fields:
             event["output_index"] = len(self._output)
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + encode(event) + b"\n\n"
 
     def _item_id(self, prefix: str) -> str:
         number = len(self._output)

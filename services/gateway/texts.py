@@ -11,6 +11,7 @@ from services.gateway import asking, envelope
 from services.gateway.alive import Fleet
 from services.gateway.asking import ShortString
 from services.gateway.envelope import Rejected
+from services.gateway.json_bytes import encode
 from services.gateway.tools import Tools
 from services.gateway.visits import Visit
 from shared import subjects
@@ -83,7 +84,7 @@ class Texts:
             tokens=told.tokens,
             token_strs=told.names if body.return_token_strs else None,
         )
-        await visit.answer(msgspec.json.encode(reply))
+        await visit.answer(encode(reply))
 
     async def detokenize(self, visit: Visit) -> None:
         body = asking.read(_DETOKENIZE, await visit.read(), {})
@@ -94,7 +95,7 @@ class Texts:
             Detokenized,
             timeout_s=ANSWER_S,
         )
-        await visit.answer(msgspec.json.encode(DetokenizeReply(prompt=told.text)))
+        await visit.answer(encode(DetokenizeReply(prompt=told.text)))
 
     def _check(self, model: str | None) -> None:
         """Raises Rejected for a model that no replica has."""

@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
-from loadgen.load.send_http import HttpSender
+from loadgen.load.send_http import HttpSender, events
 from loadgen.load.send_nats import NatsSender, cap_tokens, prompt_ids
 from loadgen.load.tally import Outcome, Tally
 from loadgen.load.workload import named_workload
@@ -384,3 +384,13 @@ async def test_with_nothing_at_the_address_the_check_says_what_to_do() -> None:
     with pytest.raises(BusError, match="slackline up"):
         await sender.check()
     await sender.close()
+
+
+async def test_a_line_of_a_stream_ends_with_a_line_feed_alone() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        whole = 'data: {"text":"a\u2028b\u0085c"}\r\n\r\ndata: [DONE]'.encode()
+        for at in range(len(whole)):  # cut within characters, too
+            yield whole[at : at + 1]
+
+    found = [data.decode() async for data in events(parts())]
+    assert found == ['{"text":"a\u2028b\u0085c"}', "[DONE]"]

@@ -1202,6 +1202,20 @@ async def test_the_same_request_id_attaches_and_gives_the_same_text(nats_url: st
         assert len(at.fleet.asked) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_reader_of_lines_breaks_an_answer(nats_url: str, stream: bool) -> None:
+    """Every character that Python and httpx take for the end of a line is escaped."""
+    text = "a\u2028b\u2029c\u0085d\u00e9"
+    async with site(nats_url) as at, at.http() as http:
+        body = {"prompt": text, "echo": True, "max_tokens": 1, "stream": stream}
+        answer = (await http.post("/v1/completions", json=body)).text
+        assert (answer.splitlines() == answer.split("\n")[:-1]) == stream
+        events = sse(answer)[:-1] if stream else [json.loads(answer)]
+        assert "".join(event["choices"][0]["text"] for event in events) == f"{text} w0"
+        refused = await http.get(f"/v1/models/{text}")
+        assert len(refused.text.splitlines()) == 1
+
+
 async def test_a_slow_reader_gets_every_token_though_more_than_the_queue_holds_were_made(
     nats_url: str,
 ) -> None:
