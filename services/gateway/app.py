@@ -52,7 +52,6 @@ from shared.process.instruments import Registry
 from shared.rules import Rules
 
 READY_S = 1.0  # for the answer of an admission; it takes 1 ms
-IGNORED_LIMIT = 512  # characters of names that are told
 
 
 class Api(NamedTuple):
@@ -225,13 +224,16 @@ class Gateway:
         visit.request_id = translate.read_request_id(headers)
         translate.check_names(headers)
         raw = await visit.read()
+        names = list[str]()
         if translate.read_flag(headers, translate.LENIENT, False):
             raw, names = without_unknown(raw, api.kind)
-            visit.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
+            visit.ignore(names)
         try:
+            body = api.read(raw)
+            visit.ignore(names + body.ignored)
             ask = translate.read_ask(
                 headers,
-                api.read(raw),
+                body,
                 visit.request_id,
                 visit.tenant,
                 self._rules.tiers,

@@ -7,15 +7,16 @@ as something it did not ask for. Admission refuses a feature that no replica has
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, inspect
 
 from services.gateway.formats import ResponseFormat, StructuredOutputs, wanted
 from services.gateway.tools import Calls
-from shared.errors import PeerError
+from shared.errors import UNDECODABLE, PeerError
 from shared.misfit import UNKNOWN, nearest
 from shared.schemas import Bias, TokenId
 from shared.structured import Structured
@@ -89,6 +90,11 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.max_tokens
 
     @property
+    def ignored(self) -> list[str]:
+        """The fields that it has, and that have no effect; the answer tells them."""
+        return []
+
+    @property
     def structured(self) -> Structured | None:
         """The format of the output. Raises PeerError for an unknown format, or for two."""
         return wanted(self.response_format, self.structured_outputs)
@@ -116,20 +122,38 @@ Body = TypeVar("Body", bound=Struct)
 
 
 def without_unknown(raw: bytes, kind: type[Struct]) -> tuple[bytes, list[str]]:
-    """The body without the fields that this API does not have, and their names. A body that is no
-    object comes back as it is.
+    """The body without the fields that this API does not have, at any depth, and their names, such
+    as `tools.strict`. A body that is no object comes back as it is.
     """
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return raw, []
-    if not isinstance(body, dict):
-        return raw, []
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    ignored = [name for name in body if name not in known]
-    for name in ignored:
-        del body[name]
-    return (msgspec.json.encode(body), ignored) if ignored else (raw, [])
+    ignored = dict.fromkeys(_unknown(body, _type_of(kind), ""))
+    return (msgspec.json.encode(body), list(ignored)) if ignored else (raw, [])
+
+
+_type_of = cache(inspect.type_info)
+
+
+def _unknown(value: Any, kind: inspect.Type, place: str) -> Iterator[str]:
+    """Take the fields that are not known out of a value; their names."""
+    if isinstance(kind, inspect.Metadata):
+        yield from _unknown(value, kind.type, place)
+    elif isinstance(kind, inspect.UnionType):
+        for each in kind.types:  # a union has one struct at most, and one list
+            yield from _unknown(value, each, place)
+    elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for item in value:
+            yield from _unknown(item, kind.item_type, place)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in kind.fields}
+        for name in list(value):
+            if name in known:
+                yield from _unknown(value[name], known[name], f"{place}{name}.")
+            else:
+                del value[name]
+                yield place + name
 
 
 def read(
@@ -143,7 +167,7 @@ def read(
         raise PeerError("the body is empty")
     try:
         body = decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+    except UNDECODABLE as wrong:
         # The message may quote what the client sent, at any length.
         message = str(wrong)[:300]
         if (unknown := UNKNOWN.fullmatch(message)) is not None:
@@ -153,7 +177,8 @@ def read(
                 code=UNKNOWN_FIELD,
                 param=unknown[1],
             ) from None
-        raise PeerError(f"malformed body: {message}", param=_param(message)) from None
+        code = UNKNOWN_FIELD if UNKNOWN.match(message) else "invalid_request_error"
+        raise PeerError(f"malformed body: {message}", code=code, param=_param(message)) from None
     for name, values in neutral.items():
         if getattr(body, name) not in values:
             accepted = msgspec.json.encode(values[-1]).decode()

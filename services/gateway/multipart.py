@@ -10,7 +10,10 @@ from shared.errors import PeerError
 HEAD_LIMIT = 8 * 1024  # bytes of the head of one part
 PARTS_LIMIT = 32
 _BOUNDARY = re.compile(r'(?:^|;)\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-_FIELD = re.compile(r'(?:^|;)\s*(name|filename)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+# a token needs no quotes, and .NET writes none
+_FIELD = re.compile(
+    r'(?:^|;)\s*(name|filename)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE
+)
 
 
 class Began(NamedTuple):
@@ -102,7 +105,7 @@ def _began(head: bytes) -> Began:
     for line in head.split(b"\r\n"):
         name, _, value = line.decode("utf-8", "replace").partition(":")
         if name.strip().lower() == "content-disposition":
-            fields = {key.lower(): text for key, text in _FIELD.findall(value)}
+            fields = {key.lower(): quoted or token for key, quoted, token in _FIELD.findall(value)}
             if "name" in fields:
                 return Began(fields["name"], fields.get("filename"))
     raise _malformed("a part has no name")

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from shared.errors import PeerError
 
-TEXT_PARTS = ("input_text", "output_text", "text")
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 Role = Literal["user", "assistant", "system", "developer"]
 
@@ -20,6 +20,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
     type: str
     text: str = ""
+    refusal: str = ""
 
 
 class MessageItem(Struct, frozen=True, kw_only=True):
@@ -106,4 +107,4 @@ def _text(content: str | Sequence[Part], param: str) -> str:
                 code="unsupported_parameter",
                 param=param,
             )
-    return "".join(part.text for part in content)
+    return "".join(part.refusal or part.text for part in content)

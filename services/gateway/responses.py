@@ -17,7 +17,7 @@ from services.gateway.dialect import Frame, Head
 from services.gateway.formats import NamedSchema, ResponseFormat
 from services.gateway.response_frame import Echo, ResponseFrame
 from services.gateway.tools import TOOLS_LIMIT, Function, Named, NamedTool, Tool, ToolName
-from shared.errors import PeerError
+from shared.errors import UNDECODABLE, PeerError
 
 LOGPROBS = "message.output_text.logprobs"
 # parameters of the chat that a response is read as -> its own
@@ -60,13 +60,18 @@ class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # without effect
 
 
 class Reasoning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effort: Effort | None = None
-    summary: None = None
-    generate_summary: None = None
+    # without effect, for there are none
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+    @property
+    def summarised(self) -> bool:
+        return bool(self.summary or self.generate_summary)
 
 
 class ResponseStreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,9 +140,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
-    """The chat that a response is read as."""
+    """The chat that a response is read as. `hosted`: the types of its tools that are no functions,
+    and that no model of ours can call.
+    """
 
     origin: ResponseBody
+    hosted: list[str]
+
+    @property
+    def ignored(self) -> list[str]:
+        names = [f"tools.{kind}" for kind in self.hosted]
+        if self.origin.reasoning is not None and self.origin.reasoning.summarised:
+            names.append("reasoning.summary")
+        if self.origin.text is not None and self.origin.text.verbosity not in (None, "medium"):
+            names.append("text.verbosity")
+        return names
 
     def dialect(self, *, held: bool) -> "ResponseDialect":
         return ResponseDialect(self, held=held)
@@ -158,6 +175,7 @@ class ResponseDialect(ChatDialect):
 
 def read_body(raw: bytes) -> AskedAsResponse:
     """Raises PeerError, naming the field where there is one."""
+    raw, hosted = _without_hosted(raw)
     body = asking.read(_BODY, raw, _NEUTRAL)
     for name in ("previous_response_id", "conversation"):
         if getattr(body, name) is not None:
@@ -173,10 +191,31 @@ def read_body(raw: bytes) -> AskedAsResponse:
             code="unsupported_parameter",
             param="store",
         )
-    return _as_chat(body)
+    return _as_chat(body, hosted)
 
 
-def _as_chat(body: ResponseBody) -> AskedAsResponse:
+def _without_hosted(raw: bytes) -> tuple[bytes, list[str]]:
+    """The body without the tools that are no functions, and their types. A client that offers the
+    model several need not have every one called.
+    """
+    if b'"tools"' not in raw:
+        return raw, []
+    try:
+        body = msgspec.json.decode(raw)
+    except UNDECODABLE:
+        return raw, []
+    tools = body.get("tools") if isinstance(body, dict) else None
+    if not isinstance(tools, list):
+        return raw, []
+    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+    hosted = [kind for kind in kinds if isinstance(kind, str) and kind != "function"]
+    if not hosted:
+        return raw, []
+    functions = [tool for tool, kind in zip(tools, kinds, strict=True) if kind not in hosted]
+    return msgspec.json.encode({**body, "tools": functions}), list(dict.fromkeys(hosted))
+
+
+def _as_chat(body: ResponseBody, hosted: list[str]) -> AskedAsResponse:
     form = body.text.format if body.text is not None else None
     logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not logprobs:
@@ -184,6 +223,7 @@ def _as_chat(body: ResponseBody) -> AskedAsResponse:
     choice = body.tool_choice
     return AskedAsResponse(
         origin=body,
+        hosted=hosted,
         messages=response_items.messages_of(body.input, body.instructions),
         model=body.model,
         max_completion_tokens=body.max_output_tokens,
@@ -234,7 +274,7 @@ def _echo(body: ResponseBody) -> Echo:
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        reasoning=body.reasoning or Reasoning(),
+        reasoning=Reasoning(effort=body.reasoning.effort if body.reasoning else None),
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": form},
         tool_choice=body.tool_choice or "auto",

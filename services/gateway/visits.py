@@ -23,6 +23,8 @@ from shared.process import conventions
 from shared.process.instruments import Registry
 from shared.rules import Rules
 
+IGNORED_LIMIT = 512  # characters of names that are told
+
 
 class CutOff(Exception):
     """An answer whose head has left cannot be completed: its connection is closed."""
@@ -91,6 +93,10 @@ class Visit:
         await self._start(problem.status, headers)
         self.owes_end = not whole
         await self.send({"type": "http.response.body", "body": content, "more_body": not whole})
+
+    def ignore(self, names: list[str]) -> None:
+        """Tell these fields as ignored."""
+        self.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
 
     def hold(self, choices: int) -> None:
         """Count so many more choices as being made for it. Raises Rejected where they are too

@@ -47,15 +47,21 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
             f"{param}.role must be one of {', '.join(sorted(ROLES))}", param=f"{param}.role"
         )
     content = message.get("content")
+    if role in ("assistant", "tool") and content in (None, []):  # nothing was said
+        content = ""
+    read = {**message, "content": _text(content, f"{param}.content")}
     if role == "assistant" and message.get("tool_calls"):
-        calls = _calls(message["tool_calls"], f"{param}.tool_calls")
-        text = "" if content is None else _text(content, f"{param}.content")
-        return {**message, "content": text, "tool_calls": calls}
-    return {**message, "content": _text(content, f"{param}.content")}
+        read["tool_calls"] = _calls(message["tool_calls"], f"{param}.tool_calls")
+    else:
+        read.pop("tool_calls", None)  # null, or none
+    return read
 
 
 def _calls(calls: object, param: str) -> list[dict[str, Any]]:
-    """The calls with their arguments as objects: templates write them as JSON themselves."""
+    """The calls with their arguments as objects: templates write them as JSON themselves. Arguments
+    that are none, since an answer was cut off within them, are an empty object: clients send the
+    history again and again, and what became of the call is in its result.
+    """
     if not isinstance(calls, list):
         raise PeerError(f"{param} must be a list", param=param)
     read = []
@@ -67,10 +73,8 @@ def _calls(calls: object, param: str) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
-                raise PeerError(
-                    f"{param}[{n}].function.arguments is not JSON: {error}", param=param
-                ) from None
+            except (ValueError, RecursionError):
+                arguments = {}
         read.append({**call, "function": {**function, "arguments": arguments}})
     return read
 
@@ -82,15 +86,12 @@ def _text(content: object, param: str) -> str:
         raise PeerError(f"{param} must be a string or a list of text parts", param=param)
     texts = []
     for part in content:
-        if (
-            not isinstance(part, dict)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
             raise PeerError(
                 f"{param} may hold text parts only: this model reads nothing else", param=param
             )
-        texts.append(part["text"])
+        texts.append(part[kind])
     return "".join(texts)
 
 

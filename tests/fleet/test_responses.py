@@ -283,7 +283,11 @@ async def test_log_probabilities_come_with_the_text(modelled: openai.AsyncOpenAI
             "input[0]",
             "input_image",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "needs tools",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),

@@ -27,6 +27,7 @@ from shared import subjects
 from shared.bus.nats import connect
 from shared.process.telemetry import Off
 from shared.process.tracing import configure
+from shared.text.chat_prompt import checked, labelled, marked
 from shared.tiers import Tier
 from shared.vocabulary import Definition, RequestKey, Slo
 from tests.services.gateway.standin_fleet import FLOOD_WORD, MODEL, StandIn, standing_in
@@ -550,6 +551,81 @@ async def test_a_lenient_request_has_its_unknown_fields_ignored_and_named(nats_u
         answer = await http.post("/v1/completions", json=many, headers=lenient)
         assert answer.status_code == 200
         assert 500 < len(answer.headers["x-slackline-ignored"]) <= 512
+
+
+async def test_a_lenient_request_may_have_unknown_fields_at_any_depth(nats_url: str) -> None:
+    tool = {"type": "function", "strict": True, "function": {"name": "f", "cached": {"a": 1}}}
+    body = {
+        "messages": [{"role": "user", "content": "hi", "own": 1}],
+        "max_tokens": 1,
+        "tools": [tool, {"type": "function", "strict": True, "function": {"name": "g"}}],
+        "tool_choice": {"type": "function", "function": {"name": "f", "more": 1}},
+        "stream_options": {"include_usage": True, "extra": 1},
+    }
+    async with site(nats_url) as at, at.http() as http:
+        strict = await http.post("/v1/chat/completions", json=body)
+        assert strict.status_code == 400
+        assert "x-slackline-lenient: true" in strict.json()["error"]["message"]
+        lenient = {"x-slackline-lenient": "true"}
+        answer = await http.post("/v1/chat/completions", json=body, headers=lenient)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-slackline-ignored"] == (
+            "tools.strict, tools.function.cached, tool_choice.function.more, stream_options.extra"
+        )
+
+
+async def test_what_a_coding_agent_asks_of_others_alone_is_ignored_and_named(nats_url: str) -> None:
+    function = {"type": "function", "name": "shell", "strict": False, "parameters": {}}
+    body = {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ls"}]}
+        ],
+        "tools": [function, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "text": {"verbosity": "low"},
+        "max_output_tokens": 2,
+    }
+    async with site(nats_url) as at, at.http() as http:
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-slackline-ignored"] == (
+            "tools.web_search, tools.custom, reasoning.summary, text.verbosity"
+        )
+        assert [tool["name"] for tool in answer.json()["tools"]] == ["shell"]
+        plain = await http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 1})
+        assert "x-slackline-ignored" not in plain.headers
+
+
+CUT_OFF = '{"path": "a.txt", "text": "Once upo'
+HISTORIES = {
+    "a call cut off": {"tool_calls": [{"function": {"name": "write", "arguments": CUT_OFF}}]},
+    "null": {"content": None, "refusal": "I cannot."},
+    "no content": {},
+    "no parts": {"content": [], "tool_calls": None},
+    "a refusal": {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+}
+
+
+@pytest.mark.parametrize("turn", HISTORIES.values(), ids=HISTORIES)
+async def test_an_assistants_turn_that_clients_send_again_and_again_is_taken(
+    nats_url: str, turn: dict[str, Any]
+) -> None:
+    messages = [
+        {"role": "user", "content": "Write the file."},
+        {"role": "assistant", **turn},
+        {"role": "tool", "tool_call_id": "call_1", "content": None},
+        {"role": "user", "content": "Go on."},
+    ]
+    for render in (marked, labelled):
+        assert "Go on." in render(checked(messages), [{"function": {"name": "write"}}], {})
+    async with site(nats_url) as at, at.http() as http:
+        body = {"messages": messages, "max_tokens": 1}
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
 
 
 UNKNOWN_FIELDS = [

@@ -46,6 +46,17 @@ def test_a_name_of_a_file_is_read() -> None:
     assert Form(b"b").feed(body)[0] == Began("file", "a b.jsonl")
 
 
+def test_names_need_no_quotes() -> None:
+    body = (
+        b"--b\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        b"Content-Disposition: form-data; name=purpose\r\n\r\nbatch\r\n"
+        b"--b\r\nContent-Disposition: form-data; name=file; filename=a.jsonl; "
+        b"filename*=utf-8''a.jsonl\r\n\r\n{}\n\r\n--b--\r\n"
+    )
+    began = [piece for piece in Form(b"b").feed(body) if isinstance(piece, Began)]
+    assert began == [Began("purpose", None), Began("file", "a.jsonl")]
+
+
 @pytest.mark.parametrize(
     "body",
     [
