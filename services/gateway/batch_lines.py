@@ -1,5 +1,7 @@
 """The lines of a batch's file: read one after the other, however the file is cut into chunks."""
 
+import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, AsyncIterator
 from hashlib import sha256
 from typing import Annotated, Literal, NamedTuple
@@ -10,6 +12,7 @@ from msgspec import Meta, Struct
 from services.gateway.batch_record import ERRORS_LIMIT, LineError
 
 LINES_LIMIT = 50_000
+TURN_LINES = 64  # read in one turn of the loop: 0.3 ms; others have theirs between
 LINE_LIMIT_BYTES = 8 * 1024 * 1024 - 64 * 1024  # as a body over HTTP
 
 
@@ -37,9 +40,13 @@ async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Numbered, Non
     kept, number = bytearray(), 0
     async for chunk in chunks:
         kept += chunk
+        if not number and len(kept) >= len(BOM_UTF8):
+            kept = kept.removeprefix(BOM_UTF8)
         *whole, rest = kept.split(b"\n")
         for raw in whole:
             number += 1
+            if number % TURN_LINES == 0:
+                await asyncio.sleep(0)
             if raw.strip():
                 yield Numbered(number, bytes(raw))
         kept = rest

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
+from services.gateway.batch_lines import TURN_LINES
 from services.gateway.json_bytes import encode
 from shared.bus.objects import Digest, Objects
 from shared.errors import BusError, WrongSequence
@@ -69,6 +70,8 @@ class ResultFile:
             self.done, self.digest, self._last = set(), Digest(), 0
             async for seq, payload in self._objects.read(self.chunks):
                 self._take(seq, payload)
+                if self.digest.chunks % TURN_LINES == 0:
+                    await asyncio.sleep(0)
             try:
                 seq = await self._objects.append(self.chunks, b"", self._last, ttl_s=self._ttl_s)
             except WrongSequence:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
+from time import monotonic
 
 from services.gateway import batch_lines, batch_record
 from services.gateway.batch_asking import Answered, Asking, BatchAsker, as_raw
@@ -32,6 +33,9 @@ from shared.process import logs
 LOOK_S = 1.0  # between two looks for a cancel, and two writes of the counts
 LEAST_TTLT_S = 1.0
 PACE_S = 0.005  # between two lines that begin: the door of admission is not for batches alone
+# and so many times as long as the loop, or its machine, was late with that: the others come first
+SPARING = 9
+PAUSE_LIMIT_S = 1.0
 CHOICES = 1  # a line counts as one of those under way, whatever its choices
 CANCELLED = ResultError(code="batch_cancelled", message="the batch was cancelled before it ended")
 EXPIRED = ResultError(
@@ -106,7 +110,7 @@ class BatchRun:
                         task = lines.create_task(self._line(line), name="batch.line")
                         # also if it never began
                         task.add_done_callback(partial(self._ended, len(line.raw)))
-                        await asyncio.sleep(PACE_S)
+                        await _pause()
             watching.cancel()
         await self._count()
 
@@ -249,3 +253,12 @@ class BatchRun:
             keep_s=self._record.output_keep_s,
         )
         return results.chunks
+
+
+async def _pause() -> None:
+    """The time between two lines that begin."""
+    due_at_s = monotonic() + PACE_S
+    await asyncio.sleep(PACE_S)
+    late_s = monotonic() - due_at_s
+    if late_s > PACE_S / SPARING:
+        await asyncio.sleep(min(PAUSE_LIMIT_S, SPARING * late_s))

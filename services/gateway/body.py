@@ -3,6 +3,7 @@ the rest of one that was refused.
 """
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -83,4 +84,4 @@ class Bodies:
                     raise Rejected(envelope.BODIES_FULL)
         finally:
             self._kept_bytes -= len(kept)
-        return bytes(kept)
+        return bytes(kept.removeprefix(BOM_UTF8))
