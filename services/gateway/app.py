@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -27,6 +28,7 @@ from services.gateway.clocks import Clocks
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
+from services.gateway.cross_origin import METHODS, READABLE, CrossOrigin
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
 from services.gateway.file_store import FileStore
@@ -113,7 +115,15 @@ class Gateway:
         self.visits = Visits(cfg, clock, registry, rules)
 
     def app(self) -> Starlette:
+        cors = Middleware(
+            CrossOrigin,
+            allow_origins=self._cfg.cors_origins,
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            expose_headers=READABLE,
+        )
         app = Starlette(
+            middleware=[cors] if self._cfg.cors_origins else [],
             routes=[
                 *(
                     Route(path, self.visits.route(serve), methods=[method])

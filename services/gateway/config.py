@@ -2,6 +2,7 @@
 SLACKLINE_GATEWAY_<FIELD>.
 """
 
+import re
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from msgspec import Meta
 
 from shared.process.configuration import Connected
 from shared.rules import TenantSource, TierSource, read_tenants
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 
 class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +23,10 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """A file of keys, which `slackline key` makes. With it every request needs one."""
     without_keys: bool = False
     """Serves another address than loopback without keys: for a port published on loopback."""
+    cors_origins: list[str] = []
+    """Origins of web pages whose scripts may use the API, such as `https://chat.example.com`; `*`:
+    all of them.
+    """
     console_keys: str = ""
     """A file of keys, likewise, of those who may see the console. It is open on loopback where
     HTTP has no keys and `without_keys` is not set, and off elsewhere.
@@ -84,6 +91,11 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key come together")
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"cors_origins: `{origin}` is no origin, such as https://chat.example.com:8443"
+                )
         if not (self._has_keys or self.without_keys or is_loopback(self.host)):
             raise ValueError(
                 f"without keys only loopback is served, and {self.host} is another address. "

@@ -1,8 +1,8 @@
 """Every failure of a request as HTTP: a status, OpenAI's envelope, and headers that state the
 reason.
 
-429 means contention (with a Retry-After), 503 that no service is there, 504 that the request's time
-ran out. 408 is never used, since proxies retry it at once.
+429 means contention, 503 that no service is there (both with a Retry-After), 504 that the time of
+the request ran out. 408 is never used, since proxies retry it at once.
 """
 
 import math
@@ -67,15 +67,15 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def headers(self) -> dict[str, str]:
-        """The headers. WWW-Authenticate belongs to 401; Accept-Encoding to 415; Retry-After to 429:
-        whole seconds, rounded up, 1 to 30.
+        """The headers. WWW-Authenticate belongs to 401; Accept-Encoding to 415; Retry-After to 429
+        and 503: whole seconds, rounded up, 1 to 30.
         """
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 401:
             headers["www-authenticate"] = self.challenge
         if self.status == 415:
             headers["accept-encoding"] = "identity"
-        if self.status == 429:
+        if self.status in (429, 503):
             headers["retry-after"] = str(
                 min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0)))
             )

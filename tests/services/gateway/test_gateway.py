@@ -25,6 +25,7 @@ from services.gateway.slo_headers import SLO_HEADERS, read_slo
 from services.gateway.translate import id_of_choice
 from shared import subjects
 from shared.bus.nats import connect
+from shared.http_keys import line_of, new_key
 from shared.process.telemetry import Off
 from shared.process.tracing import configure
 from shared.text.chat_prompt import checked, labelled, marked
@@ -231,7 +232,7 @@ async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_end
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "server_is_overloaded"
         assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
-        assert "retry-after" not in answer.headers
+        assert answer.headers["retry-after"] == "1"
 
 
 def test_an_slo_in_headers_is_judged_as_its_tier_is() -> None:
@@ -627,6 +628,45 @@ async def test_an_assistants_turn_that_clients_send_again_and_again_is_taken(
         body = {"messages": messages, "max_tokens": 1}
         answer = await http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
+
+
+async def test_scripts_of_the_origins_that_are_named_may_ask(nats_url: str, tmp_path: Path) -> None:
+    key, file = new_key(), tmp_path / "keys"
+    file.write_text(line_of("acme", key))
+    ours, other = "https://chat.example.com", "https://evil.example.com"
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    body = {"prompt": "hi", "max_tokens": 1, "stream": True}
+    allowed = "access-control-allow-origin"
+    async with (
+        gateway(nats_url, cors_origins=[ours], keys=str(file)) as (url, _, _),
+        connect(nats_url, "stand-in") as bus,
+        standing_in(bus),
+        client_of(url) as http,
+    ):
+        path, origin = "/v1/completions", {"origin": ours}
+        preflight = await http.options(path, headers={**origin, **asks})
+        assert (preflight.status_code, preflight.headers[allowed]) == (200, ours)
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        refused = await http.options(path, headers={**asks, "origin": other})
+        assert refused.status_code == 400
+        assert allowed not in refused.headers
+        with_key = {**origin, "authorization": f"Bearer {key}"}
+        answer = await http.post(path, json=body, headers=with_key)
+        assert (answer.status_code, answer.headers[allowed]) == (200, ours)
+        assert sse(answer.text)[-1] == "[DONE]"
+        without = await http.post(path, json=body, headers=origin)
+        assert (without.status_code, without.headers[allowed]) == (401, ours)
+        assert allowed not in (await http.get("/metrics", headers=origin)).headers
+        assert allowed not in (await http.get("/v1/models", headers={"origin": other})).headers
+
+
+@pytest.mark.parametrize("origin", ["chat.example.com", "https://chat.example.com/", ""])
+def test_an_origin_that_no_browser_sends_stops_the_start(origin: str) -> None:
+    with pytest.raises(ValueError, match="is no origin"):
+        GatewayConfig(cors_origins=[origin])
 
 
 UNKNOWN_FIELDS = [
