@@ -79,4 +79,10 @@ class ConfigError(SlacklineError):
 
 
 class EngineError(SlacklineError):
-    """The engine of this worker is gone; the message says how it ended."""
+    """The engine of this worker is gone; the message says how it ended. `in_turn`: it was computing
+    then.
+    """
+
+    def __init__(self, message: str, *, in_turn: bool = False) -> None:
+        super().__init__(message)
+        self.in_turn = in_turn

@@ -399,6 +399,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     left: str = ""  # why its last replica gave it up
     # number of attempts whose replica was lost; limited, since a request may break engines
     lost: Count = 0
+    engines_died: Count = 0  # number of attempts in whose midst the engine died or hung
     cancelled: bool = False  # the tombstone of a cancel
     traceparent: str = ""  # of its span `request`
     caller: str = ""  # the traceparent that its client sent: the parent of that span
@@ -764,8 +765,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 class AttemptOver(Struct, frozen=True, kw_only=True):
     """An attempt left its replica, and its last token is in the log. Repeated until settled.
 
-    `why` is a FinishReason, or `relegated`, `offloaded` or `drained` if the request must go on
-    elsewhere from `resume`.
+    `why` is a FinishReason, or `relegated`, `offloaded`, `drained` or `engine died` if the request
+    must go on elsewhere from `resume`.
     """
 
     key: RequestKey

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from services.gateway.json_bytes import encode
 from shared.bus.api import RefusedError
-from shared.core.record import OVER_CONTEXT
+from shared.core.record import BREAKS_ENGINES, OVER_CONTEXT
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.schemas import Refused, Verdict
 from shared.vocabulary import FinishReason
@@ -121,6 +121,10 @@ BODIES_FULL = Problem(
     dropped="rejected-saturated",
 )
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
+
+
+# the first words of a verdict's message -> the code, where a client can tell more by it
+INVALID_CODES = {OVER_CONTEXT: "context_length_exceeded", BREAKS_ENGINES: "breaks_engines"}
 
 
 def body_too_large(limit_bytes: int) -> Problem:
@@ -254,10 +258,9 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
             return Problem(
                 status=400,
                 message=message or "the engine cannot do what was asked for",
-                code=(
-                    "context_length_exceeded"
-                    if message.startswith(OVER_CONTEXT)
-                    else "unsupported_parameter"
+                code=next(
+                    (code for words, code in INVALID_CODES.items() if message.startswith(words)),
+                    "unsupported_parameter",
                 ),
             )
         case FinishReason.FAILED:

@@ -60,6 +60,10 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim: the longest prompt with its answer. A model has its own."""
     max_slots: SlotCount = 1024
     """Requests held at once, waiting ones included."""
+    silent_s: Seconds = 30.0
+    """torch, vllm: an engine that gives no answer for this long, and for 20 times what its
+    iteration was predicted to take, is ended with its worker.
+    """
     announce_s: float = 0.5
     """The time between two heartbeats."""
     over_retry_s: float = 1.0

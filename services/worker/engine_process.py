@@ -12,30 +12,33 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.make import make
+from services.worker.grammar_trial import GrammarTrial, What
+from services.worker.line import Line, framed, read
 from services.worker.profiling import fit_engine
 from services.worker.turn_taker import TurnTaker
+from shared import features
 from shared.core.turn import Ran, Turn
 from shared.errors import ConfigError, EngineError
+from shared.models import shipped as models
 from shared.perf.profile_file import ProfileFile
 from shared.process import logs
+from shared.structured import Structured
 
-LENGTH = struct.Struct("<I")  # before each message
-READ_BYTES = 1 << 20
 # an engine whose worker is gone, or that was asked to stop, is killed after that
 LEAVES_WITHIN_S = 10.0
+BEAT_S = 1.0  # of the watchdog
+# times its prediction: prefills of an engine that was never measured are that far off
+SLOWER = 20.0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -58,23 +61,83 @@ _decode_ran = msgspec.msgpack.Decoder(Ran).decode
 class EngineProcess:
     """The worker's end. Implements services.worker.runner.Runner."""
 
-    def __init__(self, line: "_Line", process: asyncio.subprocess.Process, ready: Ready) -> None:
-        self._line, self._process = line, process
+    def __init__(
+        self,
+        line: Line,
+        process: asyncio.subprocess.Process,
+        ready: Ready,
+        trial: GrammarTrial | None,
+        silent_s: float,
+    ) -> None:
+        self._line, self._process, self._trial = line, process, trial
         self.facts, self.fitted, self.pid = ready.facts, ready.fitted, process.pid
+        self.watchdog = Watchdog(silent_s, process.kill)
 
     async def run(self, turn: Turn) -> Ran:
-        return await self._ask(turn._replace(plan=None))
+        predicted_s = 0.0 if turn.plan is None else turn.plan.predicted_s
+        return await self._ask(turn._replace(plan=None), predicted_s)
 
     async def reset(self) -> None:
-        await self._ask(None)
+        await self._ask(None, 0.0)
 
-    async def _ask(self, turn: Turn | None) -> Ran:
+    async def refusal(self, wanted: Structured) -> str:
+        return "" if self._trial is None else await self._trial.refusal(wanted)
+
+    async def _ask(self, turn: Turn | None, predicted_s: float) -> Ran:
+        idle = self._line.ended
+        self.watchdog.asked(predicted_s)
         try:
             return _decode_ran(await self._line.ask(_encode(turn)))
         except EOFError:
+            how = await _end(self._process)
             raise EngineError(
-                f"the engine's process has ended ({await _end(self._process)}), and its KV with it"
+                self.watchdog.fired
+                or f"the engine's process has ended ({how}), and its KV with it",
+                in_turn=not idle,
             ) from None
+        finally:
+            self.watchdog.answered()
+
+
+class Watchdog:
+    """Ends an engine that does not answer: an endless computation is told from a slow one by time
+    alone.
+
+    It counts beats of the worker's own event loop, so that time in which the worker, too, was
+    stopped is no silence.
+    """
+
+    def __init__(self, silent_s: float, kill: Callable[[], None]) -> None:
+        """`silent_s`: as in WorkerConfig."""
+        self._silent_s, self._kill = silent_s, kill
+        self._predicted_s: float | None = None  # of what was asked; None: nothing is
+        self._beats = 0  # since it was asked
+        self.fired = ""  # the words for it
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def asked(self, predicted_s: float) -> None:
+        self._predicted_s, self._beats = predicted_s, 0
+
+    def answered(self) -> None:
+        self._predicted_s = None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        predicted_s = self._predicted_s
+        if predicted_s is not None and self._beats * BEAT_S > max(
+            self._silent_s, SLOWER * predicted_s
+        ):
+            self.fired = (
+                f"the engine gave no answer for {self._beats * BEAT_S:g} s to an iteration that "
+                f"was predicted to take {predicted_s:.3g} s: it was ended, and its KV with it"
+            )
+            self._kill()
+            return
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
 
 
 @asynccontextmanager
@@ -89,17 +152,42 @@ async def engine_process(
         with theirs:
             command = (sys.executable, "-m", "services.worker.engine_process", str(theirs.fileno()))
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
-        line = _Line(ours)
+        line = Line(ours)
         try:
-            yield await _started(line, process, cfg, stop)
+            ready = await _started(line, process, cfg, stop)
+            if ready is None:
+                yield None
+                return
+            trial = _trial(cfg, ready.facts)
+            engine = EngineProcess(line, process, ready, trial, cfg.silent_s)
+            try:
+                yield engine
+            finally:
+                engine.watchdog.close()
+                if trial is not None:
+                    await trial.close()
         finally:
             line.close()
             await _end(process)
 
 
+def _trial(cfg: WorkerConfig, facts: EngineFacts) -> GrammarTrial | None:
+    """The trial of formats, for an engine that can hold an output to one."""
+    if features.STRUCTURED not in facts.features:
+        return None
+    compiler = "llguidance"
+    if cfg.engine == "vllm":
+        chosen = cfg.vllm.get("structured_outputs_config", {}).get("backend", "xgrammar")
+        compiler = "llguidance" if chosen == "guidance" else "xgrammar"
+    folder = str(models.folder(cfg.model or models.DEFAULT))
+    trial = GrammarTrial(What(compiler, folder, facts.vocabulary, sorted(facts.eos_token_ids)))
+    trial.start()
+    return trial
+
+
 async def _started(
-    line: "_Line", process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event
-) -> EngineProcess | None:
+    line: Line, process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event
+) -> Ready | None:
     starting, stopped = (
         asyncio.ensure_future(line.ask(_encode(cfg))),
         asyncio.ensure_future(stop.wait()),
@@ -119,78 +207,7 @@ async def _started(
         stopped.cancel()
     if isinstance(answer, Unfit):
         raise ConfigError(answer.message)
-    return EngineProcess(line, process, answer)
-
-
-class _Line:
-    """Questions and answers over a socket, in order; an answer that no task waits for any more is
-    dropped.
-
-    There are no streams or tasks between: those write once the event loop has done everything else,
-    and read two rounds of it later.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._sock, self._loop = sock, asyncio.get_running_loop()
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
-        self._unsent, self._got, self._ended = bytearray(), bytearray(), False
-        self._loop.add_reader(sock, self._receive)
-
-    def close(self) -> None:
-        """Ask nothing more; the other end may leave."""
-        self._loop.remove_writer(self._sock)
-        self._loop.remove_reader(self._sock)
-        self._sock.shutdown(socket.SHUT_WR)
-
-    async def ask(self, message: bytes) -> bytes:
-        """Raises EOFError if the other end is gone."""
-        if self._ended:
-            raise EOFError
-        answer: asyncio.Future[bytes] = self._loop.create_future()
-        self._waiting.append(answer)
-        self._unsent += _framed(message)
-        self._send()
-        return await answer
-
-    def _send(self) -> None:
-        try:
-            del self._unsent[: self._sock.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()  # the other end is gone: the reader notices it, too
-        if self._unsent:
-            self._loop.add_writer(self._sock, self._send)
-        else:
-            self._loop.remove_writer(self._sock)
-
-    def _receive(self) -> None:
-        try:
-            part = self._sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        if not part:
-            self._ended = True
-            self._loop.remove_reader(self._sock)
-            for answer in self._waiting:
-                if not answer.done():
-                    answer.set_exception(EOFError())
-            return
-        self._got += part
-        while len(self._got) >= LENGTH.size and len(self._got) >= (
-            end := LENGTH.size + LENGTH.unpack_from(self._got)[0]
-        ):
-            answer, message = self._waiting.popleft(), bytes(self._got[LENGTH.size : end])
-            del self._got[:end]
-            if not answer.done():
-                answer.set_result(message)
-
-
-def _framed(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
+    return answer
 
 
 async def _end(process: asyncio.subprocess.Process) -> str:
@@ -216,7 +233,7 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)
     threading.Thread(target=_die_with_the_worker, args=(fd,), daemon=True).start()
     source = sock.makefile("rb")
-    cfg = msgspec.msgpack.decode(_read(source), type=WorkerConfig)
+    cfg = msgspec.msgpack.decode(read(source), type=WorkerConfig)
     logs.configure("worker", f"engine-{cfg.replica}-{os.getpid()}")
     try:
         engine, tokenizer = make(cfg)
@@ -232,7 +249,7 @@ def main(fd: int) -> None:
         # middle of a step
         gc.freeze()
         _write(sock, Ready(engine.facts, fitted))
-        while message := _read(source):
+        while message := read(source):
             turn = _decode_turn(message)
             if turn is None:
                 taker.reset()
@@ -245,16 +262,8 @@ def main(fd: int) -> None:
         engine.close()
 
 
-def _read(source: Any) -> bytes:
-    """The next message; empty at the end."""
-    head = source.read(LENGTH.size)
-    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-    message = bytes(source.read(size))
-    return message if len(message) == size else b""
-
-
 def _write(sock: socket.socket, message: Ready | Unfit | Ran) -> None:
-    sock.sendall(_framed(_encode(message)))
+    sock.sendall(framed(_encode(message)))
 
 
 def _die_with_the_worker(fd: int) -> None:

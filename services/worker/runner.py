@@ -12,6 +12,7 @@ from services.worker.engine import EngineFacts
 from services.worker.turn_taker import TurnTaker
 from shared.core.turn import Ran, Turn
 from shared.perf.profile_file import ProfileFile
+from shared.structured import Structured
 
 
 class Runner(Protocol):
@@ -29,6 +30,11 @@ class Runner(Protocol):
 
     async def reset(self) -> None:
         """Forget every slot, after the turn that still runs."""
+
+    async def refusal(self, wanted: Structured) -> str:
+        """Why the engine never takes this format of an output; empty if it does. Raises
+        TimeoutError where that cannot be told now.
+        """
 
 
 class ThreadRunner:
@@ -51,6 +57,9 @@ class ThreadRunner:
 
     async def reset(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, self._taker.reset)
+
+    async def refusal(self, wanted: Structured) -> str:
+        return ""
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -77,3 +86,6 @@ class VirtualRunner:
 
     async def reset(self) -> None:
         self._taker.reset()
+
+    async def refusal(self, wanted: Structured) -> str:
+        return ""

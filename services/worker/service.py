@@ -4,6 +4,7 @@ lives at a time.
 
 import asyncio
 import secrets
+from contextlib import suppress
 from random import Random
 
 import structlog
@@ -23,6 +24,7 @@ from shared.core.worker import WorkerCore
 from shared.errors import (
     BusError,
     ConfigError,
+    EngineError,
     NoResponders,
     PeerError,
     SlacklineError,
@@ -62,6 +64,7 @@ RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
 # a body is stored before its record; a server that has the record and not the body yet is behind by
 # less
 BODY_LOST_S = 20.0
+LAST_WORDS_S = 5.0  # the longest that a worker without an engine still writes
 HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
 
 
@@ -210,7 +213,11 @@ class WorkerService:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            ran = await self._runner.run(turn)
+            try:
+                ran = await self._runner.run(turn)
+            except EngineError as error:
+                await self._lost_engine(error)
+                raise
             if turn.plan is None:
                 continue
             ended = clock.unix_s()
@@ -246,6 +253,19 @@ class WorkerService:
                 self._acks_since_snapshot = 0
                 snapshots = core.snapshots()
             await self._writer.queue.put(Job(finished, snapshots))
+
+    async def _lost_engine(self, error: EngineError) -> None:
+        """Says what the engine was computing as it went, also in the log: a request that ends
+        engines must not go round.
+        """
+        finished = self.core.break_off() if error.in_turn else None
+        requests = [] if finished is None else [over.key for over in finished.overs]
+        log.error("engine.lost", replica=self._replica, error=str(error), requests=requests)
+        if finished is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._writer.queue.put(Job(finished))
+                    await self._writer.queue.join()
 
     async def _stored(self, finished: Finished) -> None:
         """The ack is in the log: now it may be seen."""
@@ -297,12 +317,22 @@ class WorkerService:
             reason = "draining" if self._draining.is_set() else "no such record or body"
             await call.reply(self.core.decline(hold, reason))
             return
+        refused = ""
         if isinstance(body, str):
             with traced(stored.record.traceparent):
                 log.error("body.damaged", request=hold.key, error=body)
+        elif (wanted := body.sampling.structured) is not None:
+            try:
+                refused = await self._runner.refusal(wanted)
+            except TimeoutError as error:
+                await call.reply(self.core.decline(hold, str(error)))
+                return
+            if self._draining.is_set():
+                await call.reply(self.core.decline(hold, "draining"))
+                return
         before = self.core.held
         now = self._clock.unix_s()
-        answer = self.core.hold(hold, stored.record, body, now_unix_s=now)
+        answer = self.core.hold(hold, stored.record, body, refused, now_unix_s=now)
         if isinstance(answer, HoldAccepted):
             self._traces.held(hold.slot, stored.record)
             if self.core.held > before:  # not a late copy of the hold

@@ -20,6 +20,10 @@ from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 # Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
 FINAL = frozenset(reason.value for reason in FinishReason)
 
+ENGINE_DIED = "engine died"  # or hung, and was ended, while it computed the attempt
+ENGINES_MOST = 2  # engines that die so with a request, before it fails
+BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
+
 OVER_CONTEXT = "This model's maximum context length is"
 
 
@@ -255,6 +259,10 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
             message="its SLO cannot be met",
             retry_after_s=1.0,
         )
+    if over.why == ENGINE_DIED:
+        record = replace(record, engines_died=record.engines_died + 1)
+        if record.engines_died >= ENGINES_MOST:
+            return _breaking(record, over.resume, now_unix_s)
     waiting = _waiting(record, owner, over.resume, over.why)
     best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
     why = TOO_LATE if over.why == "relegated" else over.why
@@ -298,6 +306,10 @@ def lost(
         return ended(record, FinishReason(why), resume, now_unix_s, relegated=relegated)
     if record.cancelled:
         return ended(record, FinishReason.CANCELLED, resume, now_unix_s)
+    if why == ENGINE_DIED:
+        record = replace(record, engines_died=record.engines_died + 1)
+        if record.engines_died >= ENGINES_MOST:
+            return _breaking(record, resume, now_unix_s)
     losses = record.lost + 1
     if losses >= limit:
         message = f"the replicas of {losses} attempts were lost"
@@ -418,6 +430,14 @@ def _end_of(record: Record, resume: Resume, why: str) -> str:
     """
     whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
     return FinishReason.LENGTH.value if whole else why
+
+
+def _breaking(record: Record, resume: Resume, now_unix_s: float) -> Record:
+    """The end of a request in which engines died: one that breaks them would end the whole fleet.
+    It is invalid, since clients send again what failed.
+    """
+    message = f"{BREAKS_ENGINES}: no third one is given it."
+    return ended(record, FinishReason.INVALID, resume, now_unix_s, message=message)
 
 
 def _at(

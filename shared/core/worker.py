@@ -16,7 +16,7 @@ from shared.core.held_request import HeldRequest
 from shared.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
 from shared.core.ledger import Chunk, Ledger, Spent
 from shared.core.plan_queue import PlanQueue
-from shared.core.record import FINAL
+from shared.core.record import ENGINE_DIED, FINAL
 from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
@@ -171,10 +171,11 @@ class WorkerCore:
         return self._plans.accept(plan)
 
     def hold(
-        self, hold: Hold, record: Record, body: Body | str, *, now_unix_s: float
+        self, hold: Hold, record: Record, body: Body | str, refused: str = "", *, now_unix_s: float
     ) -> HoldAnswer:
         """Take a request in. `record` was read from the store after the hold came. Instead of its
-        body, the words why it cannot be read: the request fails with them at the next boundary.
+        body, the words why it cannot be read: the request fails with them at the next boundary. As
+        an invalid one it ends there with `refused`, the words why the engine never takes it.
         """
         answer = self._answer(hold, record)
         if answer is not None:
@@ -191,6 +192,9 @@ class WorkerCore:
         if isinstance(body, str):
             request.message = body
             self._holdings.end_later(request, FinishReason.FAILED)
+        elif refused:
+            request.message = refused
+            self._holdings.end_later(request, FinishReason.INVALID)
         return HoldAccepted()
 
     def decline(self, hold: Hold, reason: str) -> HoldAnswer:
@@ -420,6 +424,17 @@ class WorkerCore:
         ):
             if slots:
                 self._ledger.note(what, unpack_list(slots), at_unix_s)
+
+    def break_off(self) -> Finished:
+        """The engine is gone in the running turn, whose requests are over here: one of them may be
+        the reason.
+        """
+        turn, self._running = self._running, None
+        assert turn is not None
+        for work in turn.work:
+            if not self._holdings.is_ending(work.slot):
+                self._holdings.end_later(self._holdings[work.slot], ENGINE_DIED)
+        return self._finished(AckBuilder(), [], [])
 
     def between(self) -> Finished | None:
         """The ends that are due while nothing runs; None if there are none."""

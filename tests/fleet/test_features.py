@@ -24,6 +24,7 @@ from shared.core.admission import (
     Relegate,
 )
 from shared.core.offer import as_offer
+from shared.core.record import ENGINE_DIED
 from shared.core.relegation import Heard as Surplus
 from shared.core.relegation import Listed, RelegationCore, RelegationSettings
 from shared.core.relegation import Place as HandOut
@@ -397,11 +398,39 @@ def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> N
 # ---------------------------------------------------------------- the way to the engine
 
 
-def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
+def worker_core() -> WorkerCore:
     core = WorkerCore(
         ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8
     )
     core.resync(1, 1)
+    return core
+
+
+def test_what_an_engine_computes_as_it_dies_is_over_and_the_rest_stays_held() -> None:
+    core, body = worker_core(), Body(prompt=pack([1, 2, 3]), sampling=Sampling())
+    for slot, name in enumerate(("t.a", "t.b", "t.c")):
+        placed = opened(name, replica=ReplicaId("r"), incarnation="1")
+        hold = Hold(epoch=1, sync=1, slot=slot, key=placed.key, attempt=placed.attempt)
+        refused = "no such format" if name == "t.c" else ""
+        assert core.hold(hold, placed, body, refused, now_unix_s=0.0) == HoldAccepted()
+    ended = core.between()
+    assert ended is not None
+    (invalid,) = ended.overs
+    assert (invalid.key, invalid.why, invalid.message) == ("t.c", "invalid", "no such format")
+    plan = BatchPlan(
+        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([1]),
+        caps=pack([3]), predicted_s=0.1
+    )  # fmt: skip
+    assert core.plan(plan) is None
+    assert core.begin(now_unix_s=0.0) is not None
+    (died,) = core.break_off().overs
+    assert (died.key, died.why) == ("t.b", ENGINE_DIED)
+    assert [entry.offer.key for entry in core.entries()] == ["t.a"]
+    core.check()
+
+
+def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
+    core = worker_core()
     placed = opened("t.a", "adapter:poet", replica=ReplicaId("r"), incarnation="1")
     sampling = Sampling(min_p=0.5, structured=JsonObject())
     hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)

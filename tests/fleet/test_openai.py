@@ -583,6 +583,37 @@ async def test_a_real_model_repeats_itself_when_greedy_or_with_the_same_seed(
         assert other.choices[0].message.content != first.choices[0].message.content
 
 
+BOMBS = [
+    {"type": "integer", "multipleOf": 99999989},
+    {"type": "string", "allOf": [{"pattern": f"a{n}"} for n in range(26)]},
+]
+
+
+async def test_a_schema_that_never_compiles_is_its_own_requests_400_and_stops_nobody(
+    torch_fleet: Fleet,
+) -> None:
+    """It took all time and memory of the engine, and then of the next one."""
+    async with async_client(torch_fleet) as client:
+        asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK}
+        stream = await client.chat.completions.create(
+            **asked, max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+
+        async def refused(schema: dict[str, Any]) -> None:
+            wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            with pytest.raises(openai.BadRequestError, match="too complex"):
+                await client.chat.completions.create(**asked, response_format=wanted)
+
+        bombs = [asyncio.ensure_future(refused(schema)) for schema in BOMBS]
+        ends = [chunk.choices[0].finish_reason async for chunk in stream if chunk.choices]
+        assert ends[-1] == "length"
+        await asyncio.gather(*bombs)
+        good = await client.chat.completions.create(
+            **asked, max_tokens=50, response_format={"type": "json_object"}
+        )
+        assert (good.choices[0].message.content or "").startswith("{")
+
+
 async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_streamed(
     torch_fleet: Fleet,
 ) -> None:

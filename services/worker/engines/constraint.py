@@ -1,44 +1,56 @@
 """Structured output: which tokens may come next, by llguidance's automata."""
 
+import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import assert_never
 
 import llguidance
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.engine import RefusedError
-from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
+from services.worker.engines.grammars import Grammars, failure
+from shared.structured import Structured
 
-ANY_OBJECT = '{"type": "object"}'
-# between two tokens of JSON: without a bound a model may write it for ever
-WHITE_SPACE = r"\n? {0,16}"
+# The longest that a load waits for its format to be compiled. Other requests wait with it; nearly
+# all formats take less.
+LOAD_WAIT_S = 0.02
+# CPU time of one step of one output, beyond which its request fails. Usual ones take 15 ms at most.
+STEP_S = 0.1
 
 
 class Constraint:
     """The format of one output, as far as it is written."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: Collection[int]) -> None:
-        self._matcher = matcher
-        self._ends = ends
+    def __init__(self, compiled: Future[llguidance.LLMatcher | str], ends: Collection[int]) -> None:
+        self._compiled, self._ends = compiled, ends
+        self._slow = ""
+
+    def ready(self, within_s: float = 0.0) -> bool:
+        """The format is compiled, or cannot be."""
+        return bool(wait((self._compiled,), within_s).done)
 
     @property
     def failed(self) -> str:
-        """Why the format can be held no longer; empty while it can."""
-        # the library's own state follows in angle brackets
-        return self._matcher.get_error().partition("<state>")[0].strip()
+        """Why the format can be held no longer; empty while it can, and until it is ready."""
+        if self._slow or not self.ready():
+            return self._slow
+        matcher = self._compiled.result()
+        return matcher if isinstance(matcher, str) else failure(matcher)
 
     def hold(self, logits: Tensor) -> None:
         """Take from one row of logits, in place, every token that may not come next. Where none of
         the others is left (`min_tokens` forbids the end of an output that is complete), the format
         wins.
         """
-        if self._matcher.is_error():
+        matcher = self._compiled.result()
+        if isinstance(matcher, str) or matcher.is_error():
             return
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        began_s = time.thread_time()
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        self._took(began_s)
         allowed = np.unpackbits(bits, bitorder="little")[: len(logits)].astype(bool)
         mask = torch.zeros(len(logits), dtype=torch.bool)
         mask[: len(allowed)] = torch.from_numpy(allowed)
@@ -48,55 +60,50 @@ class Constraint:
         logits.masked_fill_(~mask, -torch.inf)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Go on past tokens of the output. Its end is no part of the format."""
-        if tokens and tokens[-1] in self._ends:
-            tokens = tokens[:-1]
-        self._matcher.consume_tokens(list(tokens))
+        """Go on past tokens of the output."""
+        matcher = self._compiled.result()
+        if not isinstance(matcher, str):
+            began_s = time.thread_time()
+            _consume(matcher, tokens, self._ends)
+            self._took(began_s)
+
+    def _took(self, began_s: float) -> None:
+        if time.thread_time() - began_s > STEP_S:
+            self._slow = f"the format cannot be held: a token takes more than {STEP_S:g} s"
 
 
 class Constraints:
-    """The formats that a model's vocabulary can write."""
+    """The formats that a model's vocabulary can write, compiled one at a time beside the engine's
+    own thread.
+    """
 
     def __init__(self, folder: Path, vocabulary: int, ends: Collection[int]) -> None:
         """`vocabulary`: the number of the model's logits. `ends`: tokens that end an output."""
         self._ends = frozenset(ends)
-        self._tokenizer = llguidance.LLTokenizer(
-            str(folder / "tokenizer.json"), n_vocab=vocabulary, eos_token=sorted(ends)
-        )
+        self._grammars = Grammars(folder, vocabulary, ends)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._newest: Constraint | None = None
 
     def start(self, wanted: Structured, written: Sequence[int]) -> Constraint:
-        """The format of an output that begins with `written`. Raises RefusedError for a format that
-        cannot be compiled.
+        """The format of an output that begins with `written`. It may not be ready yet. Raises
+        RefusedError for a format that cannot be compiled, where that shows at once.
         """
-        try:
-            grammar = _grammar(wanted)
-        except ValueError as error:
-            raise RefusedError(f"the format cannot be compiled: {error}") from error
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
-        constraint = Constraint(matcher, self._ends)
-        constraint.take(written)
-        if constraint.failed:
-            raise RefusedError(f"the format cannot be held: {constraint.failed}")
+        waits = self._newest is None or self._newest.ready()
+        constraint = Constraint(self._pool.submit(self._compile, wanted, written), self._ends)
+        self._newest = constraint
+        if waits and constraint.ready(LOAD_WAIT_S) and constraint.failed:
+            raise RefusedError(constraint.failed)
         return constraint
 
-
-def _grammar(wanted: Structured) -> str:
-    match wanted:
-        case JsonSchema(schema=schema):
-            return _of_schema(schema)
-        case JsonObject():
-            return _of_schema(ANY_OBJECT)
-        case Regex(pattern=pattern):
-            return llguidance.grammar_from("regex", pattern)
-        case Choice(options=options):
-            return llguidance.grammar_from("choice", msgspec.json.encode(options).decode())
-        case Grammar(ebnf=ebnf):
-            return llguidance.grammar_from("ebnf", ebnf)
-        case _:
-            assert_never(wanted)
+    def _compile(self, wanted: Structured, written: Sequence[int]) -> llguidance.LLMatcher | str:
+        matcher = self._grammars.compile(wanted)
+        if not isinstance(matcher, str):
+            _consume(matcher, written, self._ends)
+        return matcher
 
 
-def _of_schema(schema: str) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        schema, {"whitespace_pattern": WHITE_SPACE}
-    )
+def _consume(matcher: llguidance.LLMatcher, tokens: Sequence[int], ends: Collection[int]) -> None:
+    """Go on past tokens of the output. Its end is no part of the format."""
+    if tokens and tokens[-1] in ends:
+        tokens = tokens[:-1]
+    matcher.consume_tokens(list(tokens))

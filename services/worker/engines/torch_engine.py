@@ -21,7 +21,7 @@ import torch
 from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draft_model, paged
 from services.worker.engines.attention import Part, Piece
-from services.worker.engines.constraint import Constraints
+from services.worker.engines.constraint import Constraint, Constraints
 from services.worker.engines.draft_model import roomy_blocks
 from services.worker.engines.drafting import check_tokenizers, trees_to_verify
 from services.worker.engines.kv_room import blocks_that_fit
@@ -39,6 +39,7 @@ from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
 CPU_KV_BLOCKS = 2048
+NOTHING_S = 0.002  # the duration of an iteration in which formats are compiled, and nothing else
 
 
 class TorchEngine:
@@ -196,6 +197,7 @@ class TorchEngine:
         rows: list[int] = []  # of the packed batch whose logits are needed
         root: dict[int, int] = {}  # entry -> which of those is behind its newest token
         news: list[int] = []  # positions that each entry computes
+        waiting: Constraint | None = None  # of an entry that does nothing now
         for n, (entry, state) in enumerate(zip(work, states, strict=True)):
             left, before = len(state.tokens) - state.computed, state.computed
             tree = trees.get(n)
@@ -203,9 +205,14 @@ class TorchEngine:
                 tree = trees[n] = tree.root()
             new = min(entry.tokens, left) if tree is None else len(tree.tokens)
             assert before + new <= self._facts.context_tokens, "over the context"
-            # Without shared blocks the plans never promise more than there is; blocks that were
-            # found may have been promised to a plan in flight.
-            if not self._blocks.grow(state.place, before + new):
+            # A format that is not compiled yet lets the others go on. Without shared blocks the
+            # plans never promise more than there is; blocks that were found may have been promised
+            # to a plan in flight.
+            compiling = (
+                new >= left and state.constraint is not None and not state.constraint.ready()
+            )
+            if compiling or not self._blocks.grow(state.place, before + new):
+                waiting = state.constraint if compiling else waiting
                 trees.pop(n, None)
                 news.append(0)
                 continue
@@ -223,6 +230,8 @@ class TorchEngine:
         if ids:
             logits = self._model.logits(ids, parts, rows)
             said = verify(logits, states, trees, root) if root else {}
+        elif waiting is not None:
+            waiting.ready(NOTHING_S)
         if not said:
             self._model.finish()  # nothing was read
         done = self._settle(work, states, news, trees, said, drafted)

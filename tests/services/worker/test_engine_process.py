@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
 from services.worker.config import WorkerConfig
-from services.worker.engine_process import EngineProcess, engine_process
+from services.worker.engine_process import EngineProcess, Watchdog, engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, VirtualRunner
 from services.worker.turn_taker import TurnTaker
 from shared.core.turn import Load, Ran, Turn, Work
 from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
+from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import FinishReason
 from tests.fleet.processes import children_of, gone, wait_for
 
@@ -184,6 +186,40 @@ async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
         assert engine is not None
         with pytest.raises(EngineError, match="exit status 1"):
             await engine.run(unknown)
+
+
+async def test_an_engine_that_hangs_is_ended_and_its_worker_told_the_cause() -> None:
+    """SIGSTOP stands for a computation without an end."""
+    (turn,) = turns([[5, 6, 7]], outputs=0)
+    async with engine_process(replace(TORCH, silent_s=0.5), asyncio.Event()) as engine:
+        assert engine is not None
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match="gave no answer") as raised:
+            await engine.run(turn)
+        assert raised.value.in_turn
+
+
+def test_the_watchdog_counts_what_was_asked_and_beats_alone() -> None:
+    """An engine may be idle for ever, may take 20 times its prediction, and is given the time that
+    its worker was stopped.
+    """
+
+    async def story() -> list[float]:
+        now_s, ended = asyncio.get_running_loop().time, list[float]()
+        watchdog = Watchdog(30.0, lambda: ended.append(now_s()))
+        await asyncio.sleep(1000.0)
+        for predicted_s in (0.1, 10.0):
+            watchdog.asked(predicted_s)
+            await asyncio.sleep(20 * predicted_s + 27.0 if predicted_s < 1.0 else 199.0)
+            watchdog.answered()
+        assert ended == []
+        asked_s = now_s()
+        watchdog.asked(0.1)
+        await asyncio.sleep(100.0)
+        return [at_s - asked_s for at_s in ended]
+
+    (after_s,) = run_virtual(story())
+    assert 30.0 <= after_s <= 32.0
 
 
 async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:

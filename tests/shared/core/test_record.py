@@ -32,7 +32,17 @@ LIMIT = 3
 MADE = Resume(tokens=pack([7, 8]), text="ab", measure=Measure(tokens=2, last_unix_s=NOW))
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs/architecture.md"
-CHANGING = {"state", "owner", "attempt", "verdict", "cancelled", "lost", "left", "output_key"}
+CHANGING = {
+    "state",
+    "owner",
+    "attempt",
+    "verdict",
+    "cancelled",
+    "lost",
+    "engines_died",
+    "left",
+    "output_key",
+}
 
 NEW = Record(
     key=RequestKey("t.1"),
@@ -115,7 +125,7 @@ def variants(event: Event, record: Record) -> Iterator[Record | None]:
                 before = replace(record, service_class=service_class)
                 yield life.moved(before, before, OTHER, NOW)
         case Event.LOST:
-            for losses in range(LIMIT):
+            for losses in range(min(record.lost, LIMIT - 1), LIMIT):
                 for why in ("", "offloaded", *life.FINAL):
                     for relegated in (True, False):
                         before = replace(record, lost=losses)
@@ -302,6 +312,32 @@ def test_a_request_whose_tokens_are_all_made_ends_whatever_its_worker_says(why: 
         verdict = sure(after).verdict
         assert verdict is not None
         assert (verdict.finish_reason, verdict.output_tokens) == (FinishReason.LENGTH, 2)
+
+
+@pytest.mark.parametrize("by_its_worker", [True, False])
+def test_a_request_in_two_engines_that_died_is_given_to_no_third(by_its_worker: bool) -> None:
+    """The worker still reports it, or its log alone tells. In between a replica is lost as any
+    other, which counts apart.
+    """
+
+    def died(record: Record) -> Record:
+        placed = sure(life.placed(record, OWNER, HERE, "i1", attempt=record.attempt))
+        if by_its_worker:
+            end = over(placed, life.ENGINE_DIED, ServiceClass.STANDARD)
+            return sure(life.settled(placed, end, OWNER, NOW))
+        made, why = placed.resume, life.ENGINE_DIED
+        return sure(life.lost(placed, placed, OWNER, NOW, resume=made, why=why, limit=LIMIT))
+
+    once = died(NEW)
+    assert (state_of(once), once.engines_died) == (State.WAITING, 1)
+    placed = sure(life.placed(once, OWNER, HERE, "i2", attempt=once.attempt))
+    resume = placed.resume
+    lost = sure(life.lost(placed, placed, OWNER, NOW, resume=resume, limit=LIMIT))
+    assert (state_of(lost), lost.engines_died) == (State.WAITING, 1)
+    verdict = died(lost).verdict
+    assert verdict is not None
+    assert verdict.finish_reason is FinishReason.INVALID
+    assert verdict.message.startswith(life.BREAKS_ENGINES)
 
 
 def test_a_record_is_stored_as_before_the_states_had_names() -> None:
