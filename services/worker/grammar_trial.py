@@ -30,12 +30,12 @@ log = structlog.get_logger()
 # CPU time of a trial. With llguidance usual formats take 5 ms, and 400 properties of an object
 # 60 ms; with xgrammar and a vocabulary of 128,000 tokens 50 ms, and 100 optional properties 3.5 s.
 # Both engines compile beside their own thread.
-CPU_S = {"llguidance": 0.2, "xgrammar": 5.0}
-BUSY = 4.0  # a machine with other work takes so many times as long
+CPU_S = {"llguidance": 0.15, "xgrammar": 5.0}
+BUSY = 20.0  # a machine with other work takes at most so many times as long
 MEMORY_BYTES = 512 << 20  # beyond what the process has; usual formats take 20 MB
 # The longest that a hold waits. The planner gives it up after a second (hold_timeout_s).
 ANSWERED_WITHIN_S = 0.7
-TRIALS_AT_ONCE = 16  # asked and not answered: at 5 ms each 80 ms, at CPU_S 4 s
+TRIALS_AT_ONCE = 16  # asked and not answered: at 5 ms each 80 ms, at CPU_S 2.4 s
 REMEMBERED = 1024  # formats, with their answers of at most 1 KB
 SHOWN_CHARACTERS = 1000
 STEPS = 16  # tokens written by a format
@@ -285,8 +285,8 @@ def _allowed(mask: bytes, rng: Random) -> int | None:
     begin = rng.randrange(len(mask))
     for n in (*range(begin, len(mask)), *range(begin)):
         if mask[n]:
-            bits: list[int] = [bit for bit in range(8) if mask[n] >> bit & 1]
-            return 8 * n + rng.choice(bits)
+            token: int = 8 * n + rng.choice([bit for bit in range(8) if mask[n] >> bit & 1])
+            return token
     return None
 
 
