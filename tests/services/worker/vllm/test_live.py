@@ -108,10 +108,13 @@ async def test_structured_output_keeps_to_its_schema_and_a_broken_one_is_a_bad_r
         response_format={"type": "json_schema", "json_schema": {"name": "paint", "schema": schema}},
     )
     assert json.loads(answer.choices[0].message.content or "")["colour"] in ("red", "blue")
-    with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(
-            model=OURS.name, messages=TALK, extra_body={"structured_outputs": {"regex": "("}}
-        )
+    # one that cannot be compiled, and one that never is, or not in any time
+    endless = " | ".join("e " * n for n in range(1, 30))
+    for wrong in ({"regex": "("}, {"grammar": f"root ::= e\ne ::= {endless}| [a-z]\n"}):
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(
+                model=OURS.name, messages=TALK, extra_body={"structured_outputs": wrong}
+            )
 
 
 async def test_acks_tell_of_drafts_prefix_hits_and_the_time_outside_the_model(fleet: Fleet) -> None:
