@@ -246,7 +246,7 @@ class ChatVoice:
 
     def close(self, finish_reason: str) -> Sequence[ChatChunk]:
         rest = self._chunks(self._deltas(self._pieces("", over=True)))
-        if self._token_ids and self._tokens:
+        if self._owes_tokens:
             rest = [*rest, *self._chunks([_CLOSING])]
         reason = self._reason(finish_reason)
         return (*rest, ChatChunk(index=self._index, delta=_CLOSING, finish_reason=reason))

@@ -1,0 +1,80 @@
+"""A choice of a chat is the same whole and streamed."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from services.gateway.chats import ChatDialect, ChatVoice
+from services.gateway.dialect import Output
+from services.gateway.tools import Calls, Function
+from shared.schemas import Delta, Likelihood, TokenLogprob
+
+PARTS = [
+    "Hm. ", "\n", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": "}"}}', "[", "]",
+    '{"name": "f"', "[TOOL_CALLS]", "f[ARGS]{}", "```json", "é\u2028",
+]  # fmt: skip
+CALL = ['<tool_call>{"name": "f", "arg', 'uments": {}}', "</tool_call>", "\n"]
+
+
+def voice(form: str, *, parallel: bool, likely: bool, tokens: bool) -> ChatVoice:
+    calls = Calls([Function(name="f")], False, "", parallel)
+    return ChatDialect(calls, held=False, logprobs=likely, token_ids=tokens).voice(0, "r", form)
+
+
+def assembled(chunks: list[Any]) -> dict[str, Any]:
+    """The choice that a client puts together of its chunks."""
+    message: dict[str, Any] = {"content": "", "tool_calls": []}
+    found: dict[str, Any] = {"message": message, "logprobs": [], "token_ids": []}
+    for chunk in msgspec.to_builtins(chunks):
+        delta = chunk["delta"]
+        message["content"] += delta.get("content") or ""
+        if "role" in delta:
+            message["role"] = delta["role"]
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                assert part.pop("index") == len(message["tool_calls"])
+                message["tool_calls"].append(part)
+            else:
+                function = message["tool_calls"][part["index"]]["function"]
+                function["arguments"] += part["function"]["arguments"]
+        found["logprobs"] += (chunk["logprobs"] or {}).get("content", [])
+        found["token_ids"] += chunk.get("token_ids", [])
+        found["finish_reason"] = chunk["finish_reason"]
+    return found
+
+
+@given(
+    texts=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=12),
+    form=st.sampled_from(["hermes", "mistral", ""]),
+    reason=st.sampled_from(["stop", "length"]),
+    parallel=st.booleans(),
+    likely=st.booleans(),
+    tokens=st.booleans(),
+)
+@example(CALL, "hermes", "stop", True, True, False)
+def test_whole_and_streamed_a_choice_is_the_same(
+    texts: list[str], form: str, reason: str, parallel: bool, likely: bool, tokens: bool
+) -> None:
+    output, options = Output(), {"parallel": parallel, "likely": likely, "tokens": tokens}
+    streamed = voice(form, **options)
+    chunks = [*streamed.open()]
+    for n, text in enumerate(texts):
+        logprobs = [TokenLogprob(Likelihood(n, text.encode(), -1.0))] if likely else []
+        delta = Delta(attempt=1, offset=n, tokens=[n], text=text, text_offset=0, logprobs=logprobs)
+        output.take(delta)
+        chunks += streamed.say(delta)
+    chunks += streamed.close(reason)
+    whole = msgspec.to_builtins(voice(form, **options).whole(output, reason))
+    message = {name: whole["message"].get(name) for name in ("role", "content", "tool_calls")}
+    assert assembled(chunks) == {
+        "message": {
+            "role": message["role"],
+            "content": message["content"] or "",
+            "tool_calls": message["tool_calls"] or [],
+        },
+        "logprobs": (whole["logprobs"] or {}).get("content", []),
+        "token_ids": whole.get("token_ids", []),
+        "finish_reason": whole["finish_reason"],
+    }
