@@ -200,6 +200,7 @@ class JsonReader(_Reader):
         self._raw: list[str] = []  # all of it, while it is not known to be a call
         self._held = ""  # may begin a mark
         self._plain = False  # it is text
+        self._marks = self.BEFORE  # that may still come, each once and in this order
 
     def _feed(self, text: str) -> None:
         if self._plain:
@@ -233,9 +234,10 @@ class JsonReader(_Reader):
         if not self._reading():
             self._next_object()
         rest = text.lstrip(self.BETWEEN if self._count else WHITE)
-        for mark in () if self._count else self.BEFORE:
+        for mark in () if self._count else self._marks:
             if rest.startswith(mark):
                 rest = rest[len(mark) :].lstrip(WHITE)
+                self._marks = self._marks[self._marks.index(mark) + 1 :]
             elif rest and mark.startswith(rest):
                 self._held = rest
                 return ""

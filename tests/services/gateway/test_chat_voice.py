@@ -53,6 +53,7 @@ def assembled(chunks: list[Any]) -> dict[str, Any]:
     likely=st.booleans(),
     tokens=st.booleans(),
 )
+@example(["[", "[", '{"name": "f", "arguments": {}}'], "", "stop", True, False, False)
 @example(CALL, "hermes", "stop", True, True, False)
 def test_whole_and_streamed_a_choice_is_the_same(
     texts: list[str], form: str, reason: str, parallel: bool, likely: bool, tokens: bool

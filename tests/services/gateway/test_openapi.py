@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.gateway import app, chats, completions, openapi, responses
+from services.gateway.config import GatewayConfig
 from services.gateway.openapi import OPERATIONS
 
 DOCUMENT = json.loads(openapi.document())
@@ -18,6 +19,7 @@ def test_the_document_has_every_route_and_no_other() -> None:
     for part in ("_texts", "_files", "_batches"):
         setattr(gateway, part, _Anything())
     gateway.visits = _Anything()  # type: ignore[assignment]
+    gateway._cfg = GatewayConfig()
     gateway._console = SimpleNamespace(routes=list)  # type: ignore[assignment] # pages for people
     routes = {
         (method, re.sub(r":path}", "}", route.path))
