@@ -116,7 +116,7 @@ class _Reader:
         used = self._object.feed(text)
         name = self._object.name
         known = name is not None and (names is None or name in names)
-        if not self._told and known and not self._object.broken:
+        if not self._told and known:  # also if it is broken by now: a stream had told its name
             assert name is not None
             self._told = True
             self._call(name)
