@@ -200,7 +200,8 @@ class JsonReader(_Reader):
         self._raw: list[str] = []  # all of it, while it is not known to be a call
         self._held = ""  # may begin a mark
         self._plain = False  # it is text
-        self._marks = self.BEFORE  # that may still come, each once and in this order
+        # they may still come, each once and in this order
+        self._marks: tuple[str, ...] = self.BEFORE
 
     def _feed(self, text: str) -> None:
         if self._plain:
