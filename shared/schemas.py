@@ -110,7 +110,8 @@ class GenerateRequest(
     # requests of one application share the history that predicts output lengths
     application: ShortText = ""
     session: ShortText = ""
-    choices: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # requests that make up its answer, itself among them
+    # requests that make up its answer, itself among them
+    choices: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
     # longest time the request may stay unfinished, at most a year
     expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0
