@@ -938,8 +938,8 @@ class TimeTold(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """A request of this tier ended, or was refused at the door for want of room: then it has no
-    key and no verdict. Sent for those who watch; nothing depends on it.
+    """A request of this tier ended, or some were refused at the door for want of room: then there
+    is no key and no verdict. Sent for those who watch; nothing depends on it.
     """
 
     tier: ShortText
@@ -947,6 +947,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     arrived_unix_s: float = 0.0
     verdict: Verdict | None = None
+    requests: Count = 1  # more than one only where they were refused
 
 
 class Roster(Struct, frozen=True, kw_only=True):

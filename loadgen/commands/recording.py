@@ -106,7 +106,7 @@ class Recording:
     def hear(self, ended: Ended) -> None:
         verdict, arrival_s = ended.verdict, ended.arrived_unix_s - self._began_unix_s
         if ended.key is None or verdict is None:  # refused at the door just now
-            self._without += 1
+            self._without += ended.requests
         elif not 0 <= arrival_s <= self._duration_s:
             return
         elif not verdict.prompt_tokens or not verdict.output_tokens:

@@ -170,7 +170,7 @@ class VirtualFleet:
         if self._on_demand:
             self._refresh()
         self.times[record.key] = array("d")
-        if self._admission.full():
+        if self._admission.full(record.key.partition(".")[0], record.weight):
             refused = life.refused(
                 record,
                 ADMISSION,

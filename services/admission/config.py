@@ -23,12 +23,14 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     homeless_s: float = 10.0
     """A request is relegated if no replica is up for this long."""
     open_limit: int = 20_000
-    """Requests under way at once. Further ones are refused with a Retry-After."""
+    """Requests under way at once, shared by the tenants that have any, by their weights. Further
+    ones are refused with a Retry-After.
+    """
     receive_limit: int = 256
-    """Requests being read at once."""
+    """Requests being read at once, shared likewise."""
     receive_limit_bytes: int = 32 * 1024 * 1024
-    """All messages being read at once, as sent. In memory, a prompt of token ids takes up to nine
-    times as much. A single message may be larger.
+    """All messages being read at once, as sent, shared likewise. In memory, a prompt of token ids
+    takes up to nine times as much. A single message may be larger.
     """
     pool_limit: int = 20_000
     """Best-effort requests that wait, shared alike by the tenants that have any."""

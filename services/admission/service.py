@@ -4,10 +4,11 @@ message, since the records decide.
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import TypeVar, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 import structlog
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from shared.core.admission import (
     Unplanned,
 )
 from shared.core.offer import as_offer
+from shared.core.shared_room import Line, Shares
 from shared.core.token_bucket import TokenBuckets
 from shared.errors import BusError, BusTimeout, PeerError, StoreFull
 from shared.models import shipped as models
@@ -99,12 +101,33 @@ QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
 # up. A digest that finds it full is dropped: another follows. The sweep finds a dropped record.
 INBOX_LIMIT = 4096
+FULL = "too many requests are under way"
 WITHDRAWN = Refused(
     code="request_cancelled", message="the request was cancelled before it was stored"
 )
 LEADER_S = 6.0  # three brokers elect a leader within 5 s, a store that restarts is back in 2
 LEADER_PAUSE_S = 0.1
 TELL_S = 1.0  # the longest that a client waits to hear whether its request is refused
+# Requests read and stored at once, of the `receive_limit` that were let in: with a store that takes
+# 60 ms, 1,000/s. What another tenant sends begins beside them at once. For CROWDED_S after a
+# refusal and LATELY_S after another tenant asked, one begins in each turn of the loop: some twelve
+# are under way then, so that those of the other tenant end soon.
+AT_ONCE = 64
+CROWDED_S, LATELY_S = 1.0, 10.0
+# While one of its tenant has waited so long for its turn, a request is refused. One whose own turn
+# comes so late is refused then: after 2 s its client asks again, and the copy would cost as much.
+QUEUE_S, TURN_S = 1.0, 1.6
+SAID_S = 0.1  # one refusal at the gate, and one notice of them, serves for so long
+
+
+class Arrival(NamedTuple):
+    """A request that was let in. `key` is None where its id is none."""
+
+    request: GenerateRequest
+    key: RequestKey | None
+    call: Call
+    tenant: str
+    at_unix_s: float
 
 
 class Admission:
@@ -167,10 +190,18 @@ class Admission:
             self._feed,
         )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name, absences)
-        intake = Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
+        intake = Endpoint(
+            "requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE, self._gate
+        )
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
-        self._receiving = self._receiving_bytes = 0
+        self._reading = Shares(cfg.receive_limit)
+        self._reading_bytes = Shares(cfg.receive_limit_bytes)
+        self._line: Line[Arrival] = Line(AT_ONCE)
+        self._calling = False  # the next of the line is looked for in the next turn of the loop
+        self._last_tenant, self._other_unix_s = "", 0.0  # when it was another one before
+        self._said, self._said_unix_s = _slow_down(FULL, 1.0), 0.0
+        self._refusals: Counter[str] = Counter()  # by tier: those not told to who watches
         # of requests that are not stored yet: a cancel that comes now finds no record
         self._storing: dict[RequestKey, bool] = {}  # whether it was cancelled
         self._stall = Stall(bus, clock)
@@ -235,7 +266,7 @@ class Admission:
                 await asyncio.sleep(
                     0.02
                 )  # requests already delivered start, so that they are counted
-                while self._receiving or self._untold:
+                while self._reading.total or self._untold:
                     await asyncio.sleep(0.02)
                 self._inbox.drain()
                 await asyncio.wait((driver,))
@@ -354,20 +385,71 @@ class Admission:
 
     # ------------------------------------------------------------ requests
 
+    def _gate(self, call: Call) -> Refused | None:
+        """The refusal of a request for which its tenant has no room here. It takes 1 us: a tenant
+        may send any number.
+        """
+        tenant, tier = call.subject.split(".")[-2:]
+        weight = self._rules.tenants.named(tenant).weight
+        reading, now = int(self._reading.held(tenant)) + 1, self._clock.unix_s()
+        if tenant != self._last_tenant:
+            self._last_tenant, self._other_unix_s = tenant, now
+        first = self._line.first(tenant)
+        if (
+            (first is None or now - first.at_unix_s < QUEUE_S)
+            and self._reading.fits(tenant, weight)
+            and self._reading_bytes.fits(tenant, weight, call.payload_bytes)
+            and not self.core.full(tenant, weight, reading)
+        ):
+            return None
+        self._note_refused(tenant, tier, "slow_down")
+        if abs(now - self._said_unix_s) > SAID_S:
+            wait_s = self.core.shortest_backlog_s(now_unix_s=now)
+            self._said, self._said_unix_s = _slow_down(FULL, wait_s), now
+        return self._said
+
     def _on_request(self, request: GenerateRequest, call: Call) -> None:
         if self._stall.look() and self._sweep.admissions > 1:
             return  # its client has asked another admission, which may have told it no
+        tenant = call.subject.split(".")[-2]
         key: RequestKey | None = None
         with suppress(PeerError):  # what is no id may be anything, and is refused below
-            key = subjects.request_key(call.subject.split(".")[-2], request.request_id)
+            key = subjects.request_key(tenant, request.request_id)
             self._storing.setdefault(key, False)
-        self._chores.spawn(self._receive(request, key, call), "admission.receive")
+        weight = self._rules.tenants.named(tenant).weight
+        self._reading.take(tenant, weight)
+        self._reading_bytes.take(tenant, weight, call.payload_bytes)
+        arrival = Arrival(request, key, call, tenant, self._clock.unix_s())
+        self._line.join(tenant, weight, arrival)
+        self._call_next()
 
-    async def _receive(self, request: GenerateRequest, key: RequestKey | None, call: Call) -> None:
+    def _call_next(self) -> None:
+        if not self._calling:
+            self._calling = True
+            asyncio.get_running_loop().call_soon(self._begin_next)
+
+    def _begin_next(self) -> None:
+        """Begin to read what has its turn."""
+        self._calling, now = False, self._clock.unix_s()
+        crowded = now - self._said_unix_s < CROWDED_S and now - self._other_unix_s < LATELY_S
+        while (arrival := self._line.next()) is not None:
+            self._chores.spawn(self._receive(arrival), "admission.receive")
+            if crowded:
+                self._call_next()
+                return
+
+    async def _receive(self, arrival: Arrival) -> None:
+        request, key, call, tenant, at_unix_s = arrival
         caller = call.headers.get(TRACEPARENT, "")
         traceparent = self._tracing.reserve(caller)
-        with traced(traceparent):
-            await self._received_in(request, key, call, caller, traceparent)
+        try:
+            with traced(traceparent):
+                await self._received_in(request, key, call, caller, traceparent, at_unix_s)
+        finally:
+            self._reading.give(tenant)
+            self._reading_bytes.give(tenant, call.payload_bytes)
+            self._line.done(tenant)
+            self._call_next()
 
     async def _received_in(
         self,
@@ -376,19 +458,19 @@ class Admission:
         call: Call,
         caller: str,
         traceparent: str,
+        now: float,
     ) -> None:
-        """Read, store and offer a request. `traceparent` is that of its span `request`."""
-        now = self._clock.unix_s()
-        self._receiving += 1
-        self._receiving_bytes += call.payload_bytes
+        """Read, store and offer a request that came `now`, in unix time. `traceparent` is that of
+        its span `request`.
+        """
         tier = self._rules.tiers.asked(call.subject.rpartition(".")[2])
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
         span = self._tracing.start("admit", traceparent, attributes, at_unix_s=now, kind="server")
         ends_here = True  # nothing of it is stored: its trace ends with this step
         try:
-            if self._is_full():
+            if self._clock.unix_s() - now > TURN_S:
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
-                await self._refuse(call, _slow_down("too many requests are under way", wait_s))
+                await self._refuse(call, _slow_down(FULL, wait_s))
                 return
             request = replace(request, tenant=subjects.tenant_of(call.subject, request.tenant))
             key, digest = await self._intake.look(request, tier)
@@ -491,8 +573,6 @@ class Admission:
                 self._tracing.record("request", caller, now, until, attributes, own=traceparent)
             if key is not None:
                 self._storing.pop(key, None)
-            self._receiving -= 1
-            self._receiving_bytes -= call.payload_bytes
 
     async def _once_led(self, step: Callable[[], Awaitable[T]], until_unix_s: float) -> T:
         """The outcome of a step of the store, which may be taken again: also where the brokers
@@ -508,22 +588,25 @@ class Admission:
                     raise
             await asyncio.sleep(LEADER_PAUSE_S)
 
-    def _is_full(self) -> bool:
-        """True if the request that was counted last is one too many."""
-        cfg = self._cfg
-        return (
-            self._receiving > cfg.receive_limit
-            or (self._receiving > 1 and self._receiving_bytes > cfg.receive_limit_bytes)
-            or self.core.full(self._receiving)
-        )
-
     async def _refuse(self, call: Call, refused: Refused) -> None:
         tenant, tier = call.subject.split(".")[-2:]
-        self._outcomes.refused(tenant, tier, refused.code)
+        self._note_refused(tenant, tier, refused.code)
         await call.reply(refused)
-        if refused.code == "slow_down":
+
+    def _note_refused(self, tenant: str, tier: str, code: str) -> None:
+        self._outcomes.refused(tenant, tier, code)
+        if code == "slow_down":
+            if not self._refusals:
+                self._chores.spawn(self._tell_watchers(), "admission.refusals")
+            self._refusals[tier] += 1
+
+    async def _tell_watchers(self) -> None:
+        """One notice for the refusals of SAID_S."""
+        await asyncio.sleep(SAID_S)
+        refusals, self._refusals = self._refusals, Counter()
+        for tier, requests in refusals.items():
             with suppress(BusError):
-                await self._bus.publish(subjects.ENDED, Ended(tier=call.subject.rpartition(".")[2]))
+                await self._bus.publish(subjects.ENDED, Ended(tier=tier, requests=requests))
 
     async def _tell(self, record: Record, call: Call) -> None:
         """Answer the client of a request that may be refused: once that is decided, and at the

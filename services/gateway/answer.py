@@ -1,9 +1,9 @@
 """One HTTP response made from the events of its requests: a stream of server-sent events, or one
 JSON body.
 
-Nothing is queued here: an event is written before the next one is read. Behind a slow reader the
-handles keep a bounded number of events, drop the rest, and read them again from the log once the
-reader has caught up.
+Nothing is queued here: an event is written before the next one is read, together with those that
+have come as well, up to TOGETHER_BYTES. Behind a slow reader the handles keep a bounded number of
+events, drop the rest, and read them again from the log once the reader has caught up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from shared.schemas import Delta, End, Status, Verdict
 from shared.vocabulary import ServiceClass
 
 FLEX = "flex"  # the service tier of a relegated request
+TOGETHER_BYTES = 16 * 1024  # some 60 events
 COMMENT = b": waiting\n\n"
 
 
@@ -165,13 +166,14 @@ class Answer:
         that may not be relegated waits for its first text, since it may be refused until then.
         """
         patient = not self._ask.requests[0].allow_relegation
+        body = b""
         while True:
             heard = await self._next()
             if isinstance(heard, Problem):
                 if self.status == 0:
                     await self._refuse(heard)
                 else:
-                    await self._send(self._frame.failure(heard, self), more=False)
+                    await self._send(body + self._frame.failure(heard, self), more=False)
                 return
             if self.status == 0 and patient and (heard is None or isinstance(heard.news, Status)):
                 continue
@@ -182,7 +184,7 @@ class Answer:
                 and len(self._placed) < self._count
             ):
                 continue
-            body = COMMENT if heard is None else self._written(heard)
+            body += COMMENT if heard is None else self._written(heard)
             over = self.over
             if over:
                 body += self._frame.end(self)
@@ -194,8 +196,11 @@ class Answer:
                         "cache-control": "no-store",
                     },
                 )
+            elif self._events.ready and not over and len(body) < TOGETHER_BYTES:
+                continue
             if body:  # none while text may begin a call
                 await self._send(body, more=not over)
+                body = b""
             if over:
                 return
 

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive
 from services.gateway import envelope
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Rejected
+from shared.core.shared_room import Shares
 
 # What still comes of a refused body is read and dropped, so that its sender gets to the answer: so
 # much, for so long.
@@ -47,10 +48,12 @@ class Bodies:
 
     def __init__(self, cfg: GatewayConfig) -> None:
         self._cfg = cfg
-        self._kept_bytes = 0
+        self._kept = Shares(cfg.bodies_limit_bytes)
 
-    async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """Reads a whole body. Raises Rejected past a bound or for a compressed body,
+    async def read(
+        self, headers: Mapping[str, str], receive: Receive, tenant: str, weight: float
+    ) -> bytes:
+        """Reads a whole body of this tenant. Raises Rejected past a bound or for a compressed body,
         ClientDisconnect.
         """
         declared = headers.get("content-length", "0")
@@ -58,7 +61,7 @@ class Bodies:
             raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))
         try:
             async with asyncio.timeout(self._cfg.body_within_s):
-                raw = await self._read(receive)
+                raw = await self._read(receive, tenant, weight)
         except TimeoutError:
             raise Rejected(envelope.BODY_TOO_SLOW) from None
         encoding = headers.get("content-encoding", PLAIN)
@@ -66,8 +69,8 @@ class Bodies:
             raise Rejected(envelope.body_encoded(encoding))
         return raw
 
-    async def _read(self, receive: Receive) -> bytes:
-        kept = bytearray()
+    async def _read(self, receive: Receive, tenant: str, weight: float) -> bytes:
+        kept, counted = bytearray(), 0
         try:
             more = True
             while more:
@@ -77,11 +80,14 @@ class Bodies:
                 part: bytes = message.get("body", b"")
                 more = message.get("more_body", False)
                 kept += part
-                self._kept_bytes += len(part)
                 if len(kept) > self._cfg.body_limit_bytes:
                     raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))
-                if self._kept_bytes > self._cfg.bodies_limit_bytes:
+                if not self._kept.fits(tenant, weight, len(part)):
                     raise Rejected(envelope.BODIES_FULL)
+                if part:
+                    self._kept.take(tenant, weight, len(part))
+                    counted += len(part)
         finally:
-            self._kept_bytes -= len(kept)
+            if counted:
+                self._kept.give(tenant, counted)
         return bytes(kept.removeprefix(BOM_UTF8))

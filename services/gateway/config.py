@@ -52,9 +52,11 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     body_within_s: float = 30.0
     """A body that takes longer is refused."""
     bodies_limit_bytes: int = 128 * 1024 * 1024
-    """All bodies being read at once: 16 of the longest."""
+    """All bodies being read at once, 16 of the longest, shared by the tenants that have any."""
     requests_limit: int = 4096
-    """Unfinished requests at once; about 50 KiB each with its socket."""
+    """Unfinished requests at once, shared by the tenants that have any; about 50 KiB each with its
+    socket.
+    """
     batch_requests_limit: int = 256
     """Lines of batches under way at the gateway that runs them: they fill a few replicas. Their
     bodies are bounded as those above.

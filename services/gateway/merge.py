@@ -19,6 +19,11 @@ class Merge:
         for handle in handles:
             handle.wake = self._wake
 
+    @property
+    def ready(self) -> bool:
+        """True if some event has come already."""
+        return any(handle.unread for handle in self._handles)
+
     async def next(self) -> tuple[int, StreamEvent]:
         """The number of a handle, and its next event. A call may be cancelled and repeated. Raises
         the failure (a SlacklineError) of any handle.

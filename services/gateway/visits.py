@@ -18,6 +18,7 @@ from services.gateway.guard import read_tenant
 from services.gateway.http_connection import let_in
 from shared.client.client import new_request_id
 from shared.clock import Clock
+from shared.core.shared_room import Shares
 from shared.errors import BusError, PeerError
 from shared.process import conventions
 from shared.process.instruments import Registry
@@ -69,7 +70,8 @@ class Visit:
 
     async def read(self) -> bytes:
         """The whole body. Raises Rejected past a bound, ClientDisconnect."""
-        return await self._visits.bodies.read(self.headers, self.body)
+        weight = self._visits.weight(self.tenant)
+        return await self._visits.bodies.read(self.headers, self.body, self.tenant, weight)
 
     async def answer(
         self, content: bytes, status: int = 200, media_type: str = "application/json"
@@ -99,15 +101,16 @@ class Visit:
         self.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
 
     def hold(self, choices: int) -> None:
-        """Count so many more choices as being made for it. Raises Rejected where they are too
+        """Count so many more choices as being made for it. Raises Rejected where its tenant has too
         many.
         """
+        self._visits.take(self.tenant, choices)
         self._held += choices
-        self._visits.take(choices)
 
     def release(self) -> None:
-        self._visits.take(-self._held)
-        self._held = 0
+        if self._held:
+            self._visits.give(self.tenant, self._held)
+            self._held = 0
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -123,8 +126,8 @@ class Visits:
     def __init__(self, cfg: GatewayConfig, clock: Clock, registry: Registry, rules: Rules) -> None:
         self.draining = False
         self.bodies = Bodies(cfg)
-        self._cfg, self._clock, self._rules = cfg, clock, rules
-        self._open = 0  # open choices; each is a request of its own
+        self._clock, self._rules = clock, rules
+        self._open = Shares(cfg.requests_limit)  # choices; each is a request of its own
         self._responses = registry.counter(
             "slackline_gateway_responses_total",
             "Answers by HTTP status; 0: left without one.",
@@ -146,12 +149,20 @@ class Visits:
         """The ASGI application of one route."""
         return Served(self, serve)
 
-    def take(self, choices: int) -> None:
-        """Count so many more as being made. Raises Rejected where they are too many."""
-        self._open += choices
-        self._unfinished.set(self._open)
-        if choices > 0 and self._open > self._cfg.requests_limit:
+    def weight(self, tenant: str) -> float:
+        return self._rules.tenants.named(tenant).weight
+
+    def take(self, tenant: str, choices: int) -> None:
+        """Count so many more as being made. Raises Rejected where its tenant has too many."""
+        weight = self.weight(tenant)
+        if not self._open.fits(tenant, weight, choices):
             raise Rejected(envelope.SATURATED)
+        self._open.take(tenant, weight, choices)
+        self._unfinished.set(self._open.total)
+
+    def give(self, tenant: str, choices: int) -> None:
+        self._open.give(tenant, choices)
+        self._unfinished.set(self._open.total)
 
     async def run(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
         visit = Visit(self, scope, receive, send, self._clock.unix_s())
@@ -173,8 +184,8 @@ class Visits:
         try:
             if self.draining:
                 raise Rejected(envelope.SHUTTING_DOWN)
-            visit.hold(1)
             visit.tenant = read_tenant(visit.headers, self._rules.keys)
+            visit.hold(1)
             let_in(visit.state)
             await serve(visit)
         except Rejected as rejected:

@@ -64,6 +64,7 @@ class Call(Protocol):
 
 
 Handler = Callable[[Any, Call], None]
+Gate = Callable[[Call], Refused | None]
 
 
 class Subscription(Protocol):
@@ -82,6 +83,8 @@ class Endpoint:
     kind: Any  # the type to decode, a Struct or a union of tagged ones
     handler: Handler
     queue: str = ""  # empty: every instance receives every request
+    # asked before a message is decoded: its refusal is the answer
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True, slots=True)

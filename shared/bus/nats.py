@@ -24,7 +24,7 @@ from nats.micro.service import EndpointStats
 
 from shared import subjects
 from shared.bus import codec, provision
-from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscription
+from shared.bus.api import Counters, Endpoint, Gate, Handler, KeyValue, Log, Subscription
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog
 from shared.bus.nats_client import OrderedClient, trusting
@@ -205,7 +205,11 @@ class NatsBus:
                 # The reply comes later and from another place, so we need the message, not micro's
                 # view of it.
                 if not await self._hand_over(
-                    request._msg, endpoint.subject, endpoint.kind, endpoint.handler
+                    request._msg,
+                    endpoint.subject,
+                    endpoint.kind,
+                    endpoint.handler,
+                    endpoint.gate,
                 ):
                     refused[endpoint.name] += 1
 
@@ -341,11 +345,17 @@ class NatsBus:
         self.counters.bad_payloads += 1
         self._complain("message.refused", pattern, sent_to=msg.subject, answer_to=msg.reply)
 
-    async def _hand_over(self, msg: Msg, pattern: str, kind: Any, handler: Handler) -> bool:
+    async def _hand_over(
+        self, msg: Msg, pattern: str, kind: Any, handler: Handler, gate: Gate | None = None
+    ) -> bool:
         """Decode a message and call the handler; False where the payload was bad. Any other failure
         is our bug and ends the service.
         """
         call = NatsCall(msg, self._outbox)
+        if gate is not None and (refused := gate(call)) is not None:
+            with contextlib.suppress(BusError, PeerError):  # its sender asks again
+                await call.reply(refused)
+            return True
         try:
             decoded = codec.received(kind, msg.subject, msg.data, json=call.json)
         except PeerError as error:

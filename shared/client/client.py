@@ -117,6 +117,10 @@ class Handle:
         return self._over.done()
 
     @property
+    def unread(self) -> int:
+        return len(self._unread)
+
+    @property
     def full(self) -> bool:
         return len(self._unread) >= QUEUE_EVENTS
 

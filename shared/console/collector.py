@@ -141,9 +141,9 @@ class Collector:
 
     def hear_ended(self, ended: Ended, now_unix_s: float) -> None:
         rolling, verdict = self._tier(ended.tier, ended.slo).rolling, ended.verdict
-        rolling.count("offered", now_unix_s)
+        rolling.count("offered", now_unix_s, ended.requests)
         if verdict is None:
-            rolling.count("refused", now_unix_s)
+            rolling.count("refused", now_unix_s, ended.requests)
             return
         rolling.count("met" if verdict.slo_met else _missed(verdict.missed), now_unix_s)
         if verdict.relegated:

@@ -31,9 +31,9 @@ class Rolling:
         self._latencies: Counter[tuple[str, int]] = Counter()
         self._parts: deque[Part] = deque()
 
-    def count(self, name: str, now_unix_s: float) -> None:
-        self._part(now_unix_s).counts[name] += 1
-        self.counts[name] += 1
+    def count(self, name: str, now_unix_s: float, times: int = 1) -> None:
+        self._part(now_unix_s).counts[name] += times
+        self.counts[name] += times
 
     def latency(self, name: str, value_s: float, now_unix_s: float, times: int = 1) -> None:
         place = (name, bin_of(value_s))

@@ -17,6 +17,7 @@ from shared.core.debits import Debits
 from shared.core.declines import Declines
 from shared.core.offer import as_offer
 from shared.core.pool_work import PoolRoom
+from shared.core.shared_room import Shares
 from shared.core.tick import Tick
 from shared.diary import Neighbour, merged
 from shared.routing.pipeline import Router
@@ -159,7 +160,8 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # a request without a replica to be offered to for this long is relegated; its record is stored,
     # so nothing is lost
     homeless_s: float = 10.0
-    # requests open at once; beyond this, new requests are refused with a Retry-After
+    # requests open at once, shared by the tenants that have any; beyond this, new requests are
+    # refused with a Retry-After
     open_limit: int = 20_000
     # requests in the best-effort pool, shared alike by the tenants that have any; beyond this, new
     # requests that no replica can hold are refused
@@ -191,6 +193,7 @@ class AdmissionCore:
         self._rng = rng
         self._set = settings or AdmissionSettings()
         self._open: dict[RequestKey, _Open] = {}
+        self._shares = Shares(self._set.open_limit)
         self._debits = Debits()
         self._room = PoolRoom(self._set.pool_limit)
         self._declines = Declines()
@@ -204,9 +207,9 @@ class AdmissionCore:
     def open(self) -> int:
         return len(self._open)
 
-    def full(self, receiving: int = 1) -> bool:
-        """True if `receiving` requests more than the open ones are too many."""
-        return len(self._open) + receiving > self._set.open_limit
+    def full(self, tenant: str, weight: float, receiving: int = 1) -> bool:
+        """True if `receiving` requests of this tenant more than the open ones are too many."""
+        return not self._shares.fits(tenant, weight, receiving)
 
     def has(self, key: RequestKey) -> bool:
         return key in self._open
@@ -221,7 +224,7 @@ class AdmissionCore:
                 known = self._open.get(record.key)
                 # otherwise it is open already
                 if known is None or record.attempt > known.attempt:
-                    self._open[record.key] = _Open(record, now_unix_s, record.attempt, told)
+                    self._enter(_Open(record, now_unix_s, record.attempt, told))
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
                 self._debits.received(digest, now_unix_s)
@@ -231,13 +234,14 @@ class AdmissionCore:
                 self._debits.gone(replica)
             case Taken(key, attempt):
                 if key in self._open and self._open[key].attempt == attempt:
-                    taken = self._open.pop(key)
+                    taken = self._open[key]
+                    self._leave(key)
                     if not taken.told:
                         self._declines.held(taken.record)
             case GaveWay(record):
                 self._declines.declined(record, now_unix_s)
             case Gone(key):
-                self._open.pop(key, None)
+                self._leave(key)
             case Declined():
                 self._on_declined(event, now_unix_s, actions)
             case Unplanned(key, attempt, replica):
@@ -293,9 +297,21 @@ class AdmissionCore:
     def placed(self, record: Record, *, told: bool, now_unix_s: float) -> None:
         """A record was stored with its first place: the offer is under way."""
         assert record.replica is not None
-        self._open[record.key] = _Open(
-            record, now_unix_s, record.attempt, told, tried=[record.replica], hops=1, busy=True
+        self._enter(
+            _Open(
+                record, now_unix_s, record.attempt, told, tried=[record.replica], hops=1, busy=True
+            )
         )
+
+    def _enter(self, waiting: _Open) -> None:
+        record = waiting.record
+        self._leave(record.key)
+        self._open[record.key] = waiting
+        self._shares.take(record.key.partition(".")[0], record.weight)
+
+    def _leave(self, key: RequestKey) -> None:
+        if self._open.pop(key, None) is not None:
+            self._shares.give(key.partition(".")[0])
 
     def _on_declined(
         self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]

@@ -80,15 +80,15 @@ class SimCall:
 class SimSubscription:
     """Subscriptions that begin and end together."""
 
-    def __init__(self, bus: "SimBus", wanted: Sequence[tuple[str, str, Any, Handler]]) -> None:
+    def __init__(self, bus: "SimBus", wanted: Sequence[Endpoint]) -> None:
         self._bus = bus
         self._active = True
         link = bus.link
         self._listenings = [
             Listening(
-                subject, queue, link, functools.partial(self._hear, kind, handler), link.context()
+                each.subject, each.queue, link, functools.partial(self._hear, each), link.context()
             )
-            for subject, queue, kind, handler in wanted
+            for each in wanted
         ]
         for listening in self._listenings:
             link.listen(listening)
@@ -103,9 +103,9 @@ class SimSubscription:
             await self._bus.flush(STOP_S)
         self._active = False
 
-    def _hear(self, kind: Any, handler: Handler, envelope: Envelope) -> None:
+    def _hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
         if self._active:
-            self._bus.hand_over(kind, handler, envelope)
+            self._bus.hand_over(endpoint, envelope)
 
 
 class SimBus:
@@ -191,7 +191,7 @@ class SimBus:
     ) -> Subscription:
         """Subscribe; the subscription is in force when this returns. Raises BusTimeout."""
         await self.link.sendable()
-        subscription = SimSubscription(self, [(subject, queue, kind, handler)])
+        subscription = SimSubscription(self, [Endpoint(subject, subject, kind, handler, queue)])
         await self.flush(STORE_S)
         return subscription
 
@@ -202,9 +202,7 @@ class SimBus:
         not served here. Raises BusTimeout.
         """
         await self.link.sendable()
-        subscription = SimSubscription(
-            self, [(e.subject, e.queue, e.kind, e.handler) for e in endpoints]
-        )
+        subscription = SimSubscription(self, endpoints)
         await self.flush(STORE_S)
         return subscription
 
@@ -219,17 +217,20 @@ class SimBus:
 
     # ------------------------------------------------------------ for its subscriptions and stores
 
-    def hand_over(self, kind: Any, handler: Handler, envelope: Envelope) -> None:
+    def hand_over(self, endpoint: Endpoint, envelope: Envelope) -> None:
         call = SimCall(self, envelope)
+        if endpoint.gate is not None and (refused := endpoint.gate(call)) is not None:
+            self.answer(envelope, refused, json=call.json)
+            return
         try:
-            msg = codec.received(kind, envelope.subject, envelope.payload, json=call.json)
+            msg = codec.received(endpoint.kind, envelope.subject, envelope.payload, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
             self._broker.note(self.link.name, f"bad {envelope.subject} {error!r:.300}")
             self.answer(envelope, codec.refusal(error), json=call.json)
             return
         self._tell("<-", envelope.subject, msg)
-        handler(msg, call)
+        endpoint.handler(msg, call)
 
     def answer(self, envelope: Envelope, msg: Struct, *, json: bool) -> None:
         if envelope.answers is None:

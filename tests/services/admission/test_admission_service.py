@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from services.admission.config import AdmissionConfig
 from services.admission.service import TELL_S, Admission
 from shared import subjects
-from shared.bus.api import Call, Endpoint
+from shared.bus.api import Call, Endpoint, RefusedError
 from shared.process.telemetry import Off
 from shared.schemas import (
     GenerateRequest,
     Offer,
+    OfferAccepted,
     OfferDeclined,
     PoolDigest,
     PoolLane,
@@ -46,8 +48,8 @@ def quiet() -> Iterator[None]:
 class Beside:
     """One admission, and the connection of everybody else."""
 
-    def __init__(self) -> None:
-        self.net, self._stop = SimNet(Random(1), Faults()), asyncio.Event()
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.net, self._stop = SimNet(Random(1), faults or Faults()), asyncio.Event()
         self.bus = self.net.connect("others")
 
     async def begin(self, on_offer: Callable[[Offer, Call], None], pool: PoolDigest) -> None:
@@ -68,14 +70,14 @@ class Beside:
         await self.bus.publish(subjects.POOL, pool)
         await asyncio.sleep(0.1)
 
-    async def ask(self) -> Received:
+    async def ask(self, name: str = "a", tenant: str = "default") -> Received:
         request = GenerateRequest(
-            request_id="a",
+            request_id=name,
             token_ids=[40, 41],
             sampling=Sampling(max_tokens=5),
             slo=Slo(ttft_s=1.0, tbt_s=0.1),
         )
-        subject = "slo.v1.requests.default.chat"
+        subject = subjects.requests(tenant, "chat")
         return await self.bus.request(subject, request, Received, timeout_s=5.0)
 
     async def end(self) -> None:
@@ -106,6 +108,45 @@ def test_a_client_hears_at_once_that_its_request_is_in_the_pool() -> None:
         return took_s
 
     assert run_virtual(main()) < TELL_S / 2
+
+
+def test_a_flood_of_one_tenant_is_refused_and_keeps_no_other_tenant_out() -> None:
+    """Each hop takes 30 ms, so that 4,000 requests a second find no room."""
+
+    async def main() -> tuple[list[float], Counter[str]]:
+        beside, heard = Beside(Faults(latency_s=(0.02, 0.04))), Counter[str]()
+        loop, took_s = asyncio.get_running_loop(), list[float]()
+
+        def on_offer(_: Offer, call: Call) -> None:
+            answering.create_task(call.reply(OfferAccepted()))
+
+        async def flood(name: str) -> None:
+            try:
+                await beside.ask(name, "mallory")
+                heard["received"] += 1
+            except RefusedError as error:
+                heard[error.refused.code] += bool(error.refused.retry_after_s)
+
+        async def bystander(name: str) -> None:
+            began_s = loop.time()
+            await beside.ask(name, "bystander")
+            took_s.append(loop.time() - began_s)
+
+        async with asyncio.TaskGroup() as answering, asyncio.TaskGroup() as asking:
+            await beside.begin(on_offer, EMPTY)
+            for n in range(20):
+                for m in range(200):
+                    asking.create_task(flood(f"{n}-{m}"))
+                asking.create_task(bystander(f"{n}"))
+                await asyncio.sleep(0.05)
+        await beside.end()
+        return took_s, heard
+
+    took_s, heard = run_virtual(main())
+    assert len(took_s) == 20
+    assert max(took_s) < 0.5, "of eight hops"
+    assert heard["received"] >= AdmissionConfig().receive_limit
+    assert heard["received"] + heard["slow_down"] == 4000
 
 
 def test_a_request_whose_record_is_damaged_is_not_waited_for() -> None:

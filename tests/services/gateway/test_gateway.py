@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from services.gateway.config import GatewayConfig
+from services.gateway.guard import TENANT
 from services.gateway.service import listen, serve
 from services.gateway.slo_headers import SLO_HEADERS, read_slo
 from services.gateway.translate import id_of_choice
@@ -857,6 +858,23 @@ async def test_over_the_limit_of_unfinished_requests_a_new_one_is_refused_with_s
         await until(lambda: len(at.fleet.cancels) == 1)
         await until_metrics(http, "slackline_gateway_unfinished_requests 0")
         assert (await http.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+
+
+async def test_a_tenant_that_has_all_unfinished_requests_keeps_no_other_tenant_out(
+    nats_url: str,
+) -> None:
+    hang, acme = {"prompt": "hang", "stream": True}, {TENANT: "acme"}
+    async with site(nats_url, requests_limit=4) as at, at.http() as http:
+        async with contextlib.AsyncExitStack() as streams:
+            for _ in range(4):
+                await streams.enter_async_context(
+                    http.stream("POST", "/v1/completions", json=hang, headers=acme)
+                )
+            body = {"prompt": "hi"}
+            more = await http.post("/v1/completions", json=body, headers=acme)
+            other = await http.post("/v1/completions", json=body)
+            assert (more.status_code, other.status_code) == (429, 200)
+        await until_metrics(http, "slackline_gateway_unfinished_requests 0")
 
 
 @pytest.mark.parametrize("size", [100_001, 200_000, 2_000_000])
