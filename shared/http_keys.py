@@ -64,6 +64,11 @@ class HttpKeys:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HttpKeys) and self._tenants == other._tenants
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Those who have a key."""
+        return frozenset(self._tenants.values())
+
     def with_more(self, tenants: Mapping[str, str]) -> "HttpKeys":
         """These keys and others. Raises ConfigError where both have one, of different tenants."""
         for key, tenant in tenants.items():

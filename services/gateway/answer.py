@@ -163,25 +163,25 @@ class Answer:
     async def _stream(self) -> None:
         """Writes the stream. Its head waits for an event of every choice, so that a refusal keeps
         its status; it waits no longer than the first text or `keepalive_s`. The head of an answer
-        that may not be relegated waits for its first text, since it may be refused until then.
+        that may not be relegated waits for its first text, since it may be refused until then; so
+        does, up to `keepalive_s`, that of one with a format, which may not compile.
         """
-        patient = not self._ask.requests[0].allow_relegation
+        first = self._ask.requests[0]
+        patient = not first.allow_relegation
+        formatted = first.sampling.structured is not None
         body = b""
         while True:
             heard = await self._next()
             if isinstance(heard, Problem):
-                if self.status == 0:
-                    await self._refuse(heard)
-                else:
-                    await self._send(body + self._frame.failure(heard, self), more=False)
+                await self.fail(heard, body)
                 return
-            if self.status == 0 and patient and (heard is None or isinstance(heard.news, Status)):
+            if self.status == 0 and patient and heard is None:
                 continue
             if (
                 heard is not None
                 and isinstance(heard.news, Status)
                 and self.status == 0
-                and len(self._placed) < self._count
+                and (patient or formatted or len(self._placed) < self._count)
             ):
                 continue
             body += COMMENT if heard is None else self._written(heard)
@@ -203,6 +203,13 @@ class Answer:
                 body = b""
             if over:
                 return
+
+    async def fail(self, problem: Problem, body: bytes = b"") -> None:
+        """Write the end of an answer that has failed, behind what is still to be written."""
+        if self.status == 0:
+            await self._refuse(problem)
+        elif self._ask.stream:
+            await self._send(body + self._frame.failure(problem, self), more=False)
 
     async def _next(self) -> Heard | Problem | None:
         """The next event to write; None after a silence of `keepalive_s` in a stream."""

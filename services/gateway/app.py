@@ -53,6 +53,7 @@ from shared.process.gen_ai import GenAi
 from shared.process.instruments import Registry
 from shared.rules import Rules
 
+LOOK_S = 0.5  # between two looks at the keys
 READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 
 
@@ -111,8 +112,16 @@ class Gateway:
         self._files = Files(cfg, files, batches)
         self._batches = Batches(batches, files, clock)
         asker = BatchAsker(self._exchanges, fleet, rules, clock)
-        self.runner = BatchRunner(cfg, client.bus, batches, files, asker, clock)
+        self.runner = BatchRunner(cfg, client.bus, batches, files, asker, clock, rules)
         self.visits = Visits(cfg, clock, registry, rules)
+
+    async def follow_keys(self) -> None:
+        """End what runs for a tenant whose last key is revoked, until cancelled."""
+        keys = self._rules.keys
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._rules.keys is not keys and (keys := self._rules.keys) is not None:
+                self._exchanges.end_all_but(keys.tenants)
 
     def app(self) -> Starlette:
         cors = Middleware(

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from uuid import uuid4
 
+from services.gateway import batch_record
 from services.gateway.batch_asking import BatchAsker
 from services.gateway.batch_record import BatchRecord
 from services.gateway.batch_results import Superseded
@@ -17,6 +18,7 @@ from shared.bus.api import LEASE_TTL_S, Bus
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.process import logs
+from shared.rules import Rules
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
 
@@ -37,8 +39,9 @@ class BatchRunner:
         files: FileStore,
         asker: BatchAsker,
         clock: Clock,
+        rules: Rules,
     ) -> None:
-        self._bus, self._clock = bus, clock
+        self._bus, self._clock, self._rules = bus, clock, rules
         self._store, self._files, self._asker = store, files, asker
         self._room = BatchRoom(cfg.batch_requests_limit, cfg.bodies_limit_bytes)
         self.name = f"gateway-{uuid4().hex[:12]}"
@@ -87,6 +90,7 @@ class BatchRunner:
         """Start the open batches, AT_ONCE at most: first of the tenants that have the fewest."""
         self._running = {n: it for n, it in self._running.items() if not it[1].done()}
         found = await self._store.open()
+        await self._cancel_revoked(found)
         waiting = [record for record in found if record.id not in self._running]
         for record in [record for record in waiting if not record.open]:
             waiting.remove(record)
@@ -101,6 +105,17 @@ class BatchRunner:
             task = tasks.create_task(self._run(chosen), name="gateway.batch")
             self._running[chosen.id] = (chosen, task)
         await self._tidy(found)
+
+    async def _cancel_revoked(self, found: list[BatchRecord]) -> None:
+        """Cancel the batches of tenants that have no key any more."""
+        keys = self._rules.keys
+        if keys is None:
+            return
+        tenants, now = keys.tenants, int(self._clock.unix_s())
+        for record in found:
+            if record.tenant not in tenants:
+                with suppress(PeerError):  # it ends just now
+                    await self._store.change(record, lambda r: batch_record.cancelled(r, now))
 
     async def _run(self, record: BatchRecord) -> None:
         """Run a batch; what stops it is found again by the next look."""

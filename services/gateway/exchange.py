@@ -9,10 +9,11 @@ without one of its choices is no answer.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import Receive, Send
 
+from services.gateway import envelope
 from services.gateway.alive import Fleet
 from services.gateway.answer import Answer, ReaderStalled
 from services.gateway.chats import WHATEVER_FITS
@@ -53,6 +54,14 @@ class Exchanges:
         self._clock = clock
         self._tracing, self._gen_ai = tracing, gen_ai
         self._tasks = tasks
+        self._answers: dict[Answer, tuple[str, asyncio.Task[None]]] = {}  # with the tenant
+
+    def end_all_but(self, tenants: Collection[str]) -> None:
+        """End the answers to all other tenants: their keys were revoked."""
+        for answer, (tenant, answering) in self._answers.items():
+            if tenant not in tenants:
+                answer.problem = envelope.UNKNOWN_KEY
+                answering.cancel()
 
     async def run(
         self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float
@@ -81,7 +90,7 @@ class Exchanges:
                 keepalive_s=self._cfg.keepalive_s,
                 stall_s=self._cfg.stall_s,
             )
-            gone = await _run_until_gone(answer, receive) and not answer.over
+            gone = await self._run_until_gone(ask.tenant, answer, receive) and not answer.over
             if answer.problem is not None:
                 error_type = answer.problem.code
         except SlacklineError as error:
@@ -110,6 +119,36 @@ class Exchanges:
                     [(verdict.ttft_s, verdict.mean_tpot_s) for verdict in verdicts],
                 )
             )
+        return gone
+
+    async def _run_until_gone(self, tenant: str, answer: Answer, receive: Receive) -> bool:
+        """True if the client left before its answer was complete."""
+        gone = False
+
+        async def watch(answering: asyncio.Task[None]) -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            answering.cancel()
+
+        async def run() -> None:
+            nonlocal gone
+            try:
+                await answer.run()
+            except ReaderStalled:
+                gone = True
+
+        async with asyncio.TaskGroup() as tasks:
+            answering = tasks.create_task(run(), name="gateway.answer")
+            self._answers[answer] = tenant, answering
+            watching = tasks.create_task(watch(answering), name="gateway.watch")
+            await asyncio.wait({answering})
+            del self._answers[answer]
+            if answering.cancelled() and answer.problem is not None:
+                with contextlib.suppress(ReaderStalled):
+                    await answer.fail(answer.problem)
+            watching.cancel()
         return gone
 
     def _span(
@@ -253,32 +292,6 @@ def _in_doubt(outcome: object) -> bool:
     if isinstance(outcome, RefusedError):
         return outcome.refused.code == "server_is_overloaded"
     return isinstance(outcome, BusError)
-
-
-async def _run_until_gone(answer: Answer, receive: Receive) -> bool:
-    """True if the client left before its answer was complete."""
-    gone = False
-
-    async def watch(answering: asyncio.Task[None]) -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        answering.cancel()
-
-    async def run() -> None:
-        nonlocal gone
-        try:
-            await answer.run()
-        except ReaderStalled:
-            gone = True
-
-    async with asyncio.TaskGroup() as tasks:
-        answering = tasks.create_task(run(), name="gateway.answer")
-        watching = tasks.create_task(watch(answering), name="gateway.watch")
-        await asyncio.wait({answering})
-        watching.cancel()
-    return gone
 
 
 async def _cancel(handle: Handle, reason: str) -> None:

@@ -173,6 +173,7 @@ async def serve(
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
         batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
+        revoking = tasks.create_task(gateway.follow_keys(), name="gateway.keys")
         following = tasks.create_task(follow_files("gateway", written, rules), name="gateway.rules")
         scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
@@ -187,6 +188,7 @@ async def serve(
         server.should_exit = True
         stopping.cancel()
         following.cancel()
+        revoking.cancel()
         batches.cancel()
         timing.cancel()
         await serving

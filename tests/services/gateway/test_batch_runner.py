@@ -23,6 +23,7 @@ from services.gateway.file_store import MONTH_S, FileStore
 from shared.bus.nats import NatsBus, connect
 from shared.bus.objects import ObjectInfo
 from shared.clock import Clock
+from shared.rules import Rules
 from tests.services.gateway.test_gateway import WITHIN_S
 
 LINES = [
@@ -116,7 +117,7 @@ async def test_batches_run_beside_what_nobody_can_have_written(
             await bus.batches.create("o.acme.bad", msgspec.json.encode(bad))
         else:
             await bus._client.jetstream().publish("$O.files.C.a+b", b"x")
-        runner = BatchRunner(GatewayConfig(), bus, store, files, asker, Clock())
+        runner = BatchRunner(GatewayConfig(), bus, store, files, asker, Clock(), Rules())
         running = asyncio.create_task(runner.run())
         try:
             async with asyncio.timeout(WITHIN_S):

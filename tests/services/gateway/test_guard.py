@@ -92,6 +92,38 @@ async def test_without_a_key_or_with_a_wrong_one_the_openai_client_is_not_authen
         assert not at.fleet.asked
 
 
+async def test_what_runs_for_a_tenant_ends_once_its_last_key_is_revoked(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is replaced ends nothing, nor one of another tenant."""
+    path = tmp_path / "keys"
+    monkeypatch.setenv("SLACKLINE_GATEWAY_KEYS", str(path))  # a changed file is read by it
+    made = keys_in(path, "acme", "umbrella")
+    async with (
+        asyncio.timeout(WITHIN_S),
+        site(nats_url, keys=str(path)) as at,
+        openai_of(at.url, made["acme"]) as acme,
+        openai_of(at.url, made["umbrella"]) as umbrella,
+    ):
+        hang = ASKED | {"prompt": "hang", "stream": True}
+        revoked, kept = [await client.completions.create(**hang) for client in (acme, umbrella)]
+        whole = asyncio.create_task(acme.completions.create(**ASKED | {"prompt": "wait"}))
+        assert (await anext(revoked)).choices[0].text == " w0"
+        assert (await anext(kept)).choices[0].text == " w0"
+        while len(at.fleet.asked) < 3:
+            await asyncio.sleep(0.01)
+        keys_in(path, "umbrella")
+        with pytest.raises(openai.APIError) as ended:
+            await anext(revoked)
+        assert ended.value.code == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            await whole
+        while len(at.fleet.cancels) < 2:
+            await asyncio.sleep(0.01)
+        assert {str(key).partition(".")[0] for key in at.fleet.cancels} == {"acme"}
+        await kept.close()
+
+
 def test_without_keys_only_loopback_is_served_unless_that_is_asked_for() -> None:
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         assert load(GatewayConfig, "gateway", {"SLACKLINE_GATEWAY_HOST": host}).host == host
