@@ -4,6 +4,7 @@ SlacklineError
   + PeerError        a peer or a client sent something impossible: answer, count, drop it
       + StoreDamaged   a stored value is damaged, or is not there and must be
       + Unsendable     a message holds what no message can carry, such as an integer over 64 bits
+      + TooManyTokens  a text has more tokens than its reader takes (shared/text/tokenizer.py)
   + BusError
       + NoResponders   nobody serves that subject now
       + BusTimeout     no answer in time; the effect is unknown

@@ -32,12 +32,14 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
     """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never
-    goes to a client. Raises Unsendable for an integer of a client over 64 bits.
+    goes to a client. Raises Unsendable for what a client nested too deeply, and an integer of its over 64 bits.
     """
     try:
         return _json.encode(msg) if json else _msgpack.encode(msg)
     except OverflowError as error:
         raise Unsendable(f"a number is too large: {error}") from error
+    except RecursionError as error:
+        raise Unsendable(f"the message is nested too deeply: {error}") from error
 
 
 def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:

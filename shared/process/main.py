@@ -80,6 +80,9 @@ def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
     # Imported objects stay. A full collection would walk all of them, for 10 ms in the middle of an
     # iteration.
     gc.freeze()
+    # What is walked at once are 10,000 objects, for 0.5 ms, and rarely more. By the defaults (700,
+    # 10, 10) the decoding of an 8 MiB message of millions of lists takes 2 s in place of 0.3.
+    gc.set_threshold(10_000, 50, 100)
     _raise_open_files()
     try:
         uvloop.run(main)

@@ -3,6 +3,9 @@ then rendered by the model's own template, or plainly.
 """
 
 import json
+import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -20,11 +23,77 @@ Tools = Sequence[Mapping[str, Any]]  # in OpenAI's form
 Render = Callable[[Messages, Tools, Mapping[str, Any]], str]
 # of a template's variables, those that a request cannot set
 OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+# CPU time of rendering. 8 MiB of the shortest messages take 0.6 s with a plain template; published
+# ones walk all messages for each one, which would take hours.
+RENDER_CPU_S = 2.0
+# of a rendered text: twice the largest message's, since a template may repeat what it is given
+RENDERED_CHARACTERS = 16 * 1024 * 1024
+STEPS = 64  # of a template between two looks at the clock: 0.1 ms, 20 ms where each copies 4 MB
 HOW_TO_CALL = """\
 You may call these functions:
 {tools}
 To call one, answer with nothing but a JSON object: {{"name": ..., "arguments": {{...}}}}. To call \
 several, answer with a list of them."""
+
+
+class _Work(threading.local):
+    """What the rendering of this thread may still take."""
+
+    until_s = math.inf  # in CPU time of the thread
+    steps = 0
+
+    def begin(self) -> None:
+        self.until_s = time.thread_time() + RENDER_CPU_S
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % STEPS == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Raises PeerError."""
+        if time.thread_time() > self.until_s:
+            raise PeerError(
+                f"the chat template takes more than {RENDER_CPU_S:g} s for these messages",
+                param="messages",
+            )
+
+
+_work = _Work()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox that ends what takes too long: templates reach all that is given through it."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _work.step()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _work.step()
+        return super().getitem(obj, argument)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        _work.step()
+        return super().call(*args, **kwargs)
+
+
+def rendered(render: Render, messages: Messages, tools: Tools, variables: Mapping[str, Any]) -> str:
+    """The prompt. Raises PeerError, also where rendering takes more than RENDER_CPU_S or the text
+    more than RENDERED_CHARACTERS.
+    """
+    _work.begin()
+    try:
+        return render(messages, tools, variables)
+    except PeerError:
+        raise
+    # a template is code that is not ours, and what runs here is given by a caller
+    except Exception as error:
+        raise PeerError(
+            f"the model's chat template refused these messages: {error}", param="messages"
+        ) from error
+    finally:
+        _work.until_s = math.inf
 
 
 def checked(messages: object) -> list[dict[str, Any]]:
@@ -139,6 +208,7 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _json(value: object, indent: int | None = None) -> str:
+    _work.check()
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -146,8 +216,8 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
     """A renderer from a model's Jinja template, in a sandbox, with the names that published
     templates expect.
 
-    Raises: ConfigError if the template does not compile. The renderer raises PeerError where the
-        template refuses.
+    Raises: ConfigError if the template does not compile. The renderer raises whatever the template
+        does.
     """
 
     def refuse(message: str) -> NoReturn:
@@ -159,7 +229,7 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
     def now(form: str) -> str:
         return datetime.now(UTC).strftime(form)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
@@ -172,16 +242,21 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
 
     def render(messages: Messages, tools: Tools, wanted: Mapping[str, Any]) -> str:
         shown = messages if knows_tools else told(messages, tools)
-        try:
-            return template.render(
-                messages=shown,
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                **{**variables, **wanted},
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise PeerError(
-                f"the model's chat template refused these messages: {error}", param="messages"
-            ) from error
+        pieces, characters = [], 0
+        for piece in template.generate(
+            messages=shown,
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            **{**variables, **wanted},
+        ):
+            _work.step()
+            pieces.append(piece)
+            characters += len(piece)
+            if characters > RENDERED_CHARACTERS:
+                raise PeerError(
+                    f"the rendered messages have more than {RENDERED_CHARACTERS} characters",
+                    param="messages",
+                )
+        return "".join(pieces)
 
     return render

@@ -3,6 +3,7 @@ byte-level one, which needs no file.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +31,14 @@ ENDS_OF_THINKING = ("</think>", "[/THINK]")
 # iota with two marks
 COMPOSED = 3
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
+
+
+class TooManyTokens(PeerError):
+    """A text has more tokens than its reader takes."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(f"the text has {tokens} tokens; at most {most} are taken", param="prompt")
+        self.tokens = tokens
 
 
 class Tokenizer:
@@ -86,21 +95,24 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones by their names. What is no character shows as U+FFFD."""
-        text: str = self.inner.decode(list(tokens), skip_special_tokens=False)
+        # `decode` holds the interpreter until it is done
+        text: str
+        (text,) = self.inner.decode_batch([list(tokens)], skip_special_tokens=False)
         return text
 
     def name(self, token: int) -> str:
         """The name of a token in the vocabulary; empty for an id without one."""
         return self.inner.id_to_token(token) or ""
 
-    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
+    def encode(self, text: str, *, rendered: bool = False, most: int = sys.maxsize) -> list[int]:
         """The token ids of a text. A prompt receives the tokens that the model's tokenizer puts
         around it (such as bos); a rendered chat has them already.
 
         The name of a special token within the text stands for that token: callers may render chats
         themselves.
 
-        Raises: PeerError for text that is not Unicode (lone surrogates).
+        Raises: PeerError for text that is not Unicode (lone surrogates), TooManyTokens where there
+            are more than `most`.
         """
         try:
             raw = text.encode()
@@ -109,9 +121,13 @@ class Tokenizer:
                 "the text holds lone surrogates, which are no characters", param="prompt"
             ) from error
         if self._plain and SPECIAL_MARK not in text:
+            if len(raw) > most:
+                raise TooManyTokens(len(raw), most)
             return list(raw)
         # `encode` holds the interpreter until it is done: for a second with a megabyte
         (encoded,) = self.inner.encode_batch_fast([text], add_special_tokens=not rendered)
+        if len(encoded) > most:  # a list of 8 million would hold the interpreter for 0.2 s
+            raise TooManyTokens(len(encoded), most)
         ids: list[int] = encoded.ids
         return ids
 
@@ -137,7 +153,7 @@ class Tokenizer:
             raise PeerError(
                 f"chat_template_kwargs cannot set {', '.join(taken)}", param="chat_template_kwargs"
             )
-        return self._render(chat.checked(messages), tools, wanted)
+        return chat.rendered(self._render, chat.checked(messages), tools, wanted)
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token by itself. A special token gives its name, an id outside the

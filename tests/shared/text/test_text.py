@@ -1,10 +1,14 @@
 """Text to tokens and back, whatever the text and wherever it is split."""
 
 import json
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -13,6 +17,7 @@ from tokenizers import decoders, models
 
 from shared.errors import ConfigError, PeerError
 from shared.models import shipped
+from shared.text import chat_prompt
 from shared.text.detokenizer import Detokenizer
 from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
 
@@ -203,6 +208,69 @@ def test_a_models_own_template_is_used_and_may_refuse(tmp_path: Path) -> None:
     )
     with pytest.raises(PeerError, match="no system prompts"):
         tokenizer.render([{"role": "system", "content": "x"}])
+
+
+def with_template(source: str) -> Tokenizer:
+    render = chat_prompt.from_template(source, {})
+    return Tokenizer(Tokenizer.builtin().inner, eos_token_ids=frozenset(), render=render)
+
+
+WRITES_ALL = "{{ messages | tojson }}{{ tools | tojson }}{{ (x or '') | tojson }}"
+
+
+@pytest.mark.parametrize("tokenizer", [Tokenizer.builtin(), with_template(WRITES_ALL)])
+@pytest.mark.parametrize("where", ["tools", "variables", "arguments"])
+def test_no_depth_that_can_be_decoded_breaks_the_rendering(
+    tokenizer: Tokenizer, where: str
+) -> None:
+    """What is decoded with a little of the stack left is written with less."""
+    rendered = 0
+    for depth in range(sys.getrecursionlimit() - 150, sys.getrecursionlimit()):
+        text = "[" * depth + "]" * depth
+        said: dict[str, Any] = {"role": "assistant", "content": "x"}
+        tools, variables = [], {}
+        try:
+            if where == "tools":
+                tools = [{"function": msgspec.json.decode(text)}]
+            elif where == "variables":
+                variables = {"x": msgspec.json.decode(text)}
+            else:
+                said["tool_calls"] = [{"function": {"name": "f", "arguments": text}}]
+        except RecursionError:  # such a message is refused
+            break
+        with suppress(PeerError):
+            tokenizer.render([said], tools, variables)
+            rendered += 1
+    assert rendered > 0
+
+
+# published templates look at all messages behind each one, or write all of them anew
+AGAIN_FOR_EACH = """{% for m in messages %}{% set found = namespace(tool=false) %}
+{% for n in messages[loop.index:] %}{% if n.role == 'tool' %}{% set found.tool = true %}{% endif %}
+{% endfor %}{% endfor %}"""
+LONGER_WITH_EACH = """{% set all = namespace(text='') %}{% for m in messages %}
+{% set all.text = all.text + m.content %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("source", [AGAIN_FOR_EACH, LONGER_WITH_EACH])
+def test_a_template_that_would_take_hours_is_ended(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_prompt, "RENDER_CPU_S", 0.1)
+    tokenizer = with_template(source)
+    assert tokenizer.render([{"role": "user", "content": "hi"}]).strip() == ""
+    began_s = time.thread_time()
+    with pytest.raises(PeerError, match="takes more than"):
+        tokenizer.render([{"role": "user", "content": "x" * 1000}] * 20_000)
+    assert time.thread_time() - began_s < 2.0
+
+
+def test_a_template_that_repeats_what_it_is_given_ends_at_a_size() -> None:
+    tokenizer = with_template("{% for m in messages %}{{ x }}{% endfor %}")
+    messages = [{"role": "user", "content": ""}] * 1000
+    assert len(tokenizer.render(messages, (), {"x": "x" * 16_000})) == 16_000_000
+    with pytest.raises(PeerError, match="more than 16777216 characters"):
+        tokenizer.render(messages, (), {"x": "x" * 17_000})
 
 
 def test_a_broken_template_stops_the_start(tmp_path: Path) -> None:
