@@ -27,27 +27,28 @@ def digest(request: GenerateRequest, tier: str) -> bytes:
 
     Raises PeerError for messages that JSON cannot say.
     """
-    shaping: tuple[Any, ...] = (
-        request.prompt,
-        request.token_ids,
-        request.model,
-        request.adapter,
-        tier,
-        request.slo,
-        request.allow_relegation,
-        _with_text_keys(request.messages),
-        _with_text_keys(request.sampling),
-    )
-    if request.tools or request.chat_template_kwargs:
-        shaping += (_with_text_keys([request.tools, request.chat_template_kwargs]),)
-    if request.choices > 1:
-        shaping += (request.choices,)
-    return hashlib.blake2b(_encode_in_order(shaping), digest_size=DIGEST_BYTES).digest()
+    try:
+        shaping: tuple[Any, ...] = (
+            request.prompt,
+            request.token_ids,
+            request.model,
+            request.adapter,
+            tier,
+            request.slo,
+            request.allow_relegation,
+            _with_text_keys(request.messages),
+            _with_text_keys(request.sampling),
+        )
+        if request.tools or request.chat_template_kwargs:
+            shaping += (_with_text_keys([request.tools, request.chat_template_kwargs]),)
+        if request.choices > 1:
+            shaping += (request.choices,)
+        said = _encode_in_order(shaping)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PeerError(f"messages cannot be read: {error}", param="messages") from error
+    return hashlib.blake2b(said, digest_size=DIGEST_BYTES).digest()
 
 
 def _with_text_keys(value: object) -> object:
     """The value as JSON has it, in which every key is a text: only those have an order."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PeerError(f"messages cannot be read: {error}", param="messages") from error
+    return msgspec.json.decode(msgspec.json.encode(value))

@@ -1,5 +1,9 @@
 """The way from a client's request to a record that can be stored: checks, tokens, deadlines. There
 is no I/O but the tokenizer's thread.
+
+Nothing here takes unbounded time. A message has 8 MiB. Tokenising takes at most 1 s of CPU time for
+a MiB, whatever the text and the kind of tokenizer; rendering ends after RENDER_CPU_S. So a thread
+that reads is done within 20 s, and mostly within 8, and is never abandoned.
 """
 
 import asyncio
@@ -12,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.admission import asked, wants
+from services.admission.turns import HUGE_BYTES, Turns
 from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
@@ -22,7 +27,7 @@ from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
 from shared.rules import Rules
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
-from shared.text.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer, TooManyTokens
 from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
@@ -30,10 +35,12 @@ Prompt = list[int]
 T = TypeVar("T")
 
 LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
-LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
-# the tokenizer takes some 200 times the size of a text, and the allocator would keep most of it
-GIVE_BACK_CHARACTERS = 256 * 1024
-LONG_PROMPTS = 2  # tokenised at once: each takes a core, and some 200 times its size of memory
+# Of a message: beyond, reading it (1 us a byte) would hold up the event loop. Token ids are read 16
+# times as fast as text.
+LONG_BYTES = 4096
+IDS_SPEED = 16
+LONG_PROMPTS = 2  # read at once: each takes a core, and some 200 times its size of memory
+PROMPT_TOKENS_LIMIT = 2_000_000  # 8 MB: more, no message carries to a worker
 CACHING = frozenset({"torch", "vllm"})  # engines that may have a prefix of the prompt
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
@@ -115,6 +122,8 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
                 f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param
             )
     if request.token_ids is not None:
+        if len(request.token_ids) > PROMPT_TOKENS_LIMIT:
+            raise PeerError(f"more than {PROMPT_TOKENS_LIMIT} token ids", param="token_ids")
         if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
             raise PeerError(
                 f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids"
@@ -133,7 +142,17 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
             code="context_length_exceeded",
             param=_given(request)[0],
         )
-    return tokenizer.encode(text, rendered=rendered)
+    if worker is None:
+        return tokenizer.encode(text, rendered=rendered, most=PROMPT_TOKENS_LIMIT)
+    try:
+        most = min(worker.context_tokens - 1, PROMPT_TOKENS_LIMIT)
+        return tokenizer.encode(text, rendered=rendered, most=most)
+    except TooManyTokens as error:
+        raise PeerError(
+            does_not_fit(error.tokens, worker.context_tokens),
+            code="context_length_exceeded",
+            param=_given(request)[0],
+        ) from None
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
@@ -226,14 +245,19 @@ class Intake:
         """`model`: whose tokenizer it is, "" for the built-in one."""
         self._rules, self._tokenizer, self._model = rules, tokenizer, model
         self._workers, self._body_key, self._owner = workers, body_key, owner
-        self._long_prompts = asyncio.Semaphore(LONG_PROMPTS)
+        self._turns = Turns(LONG_PROMPTS)
 
-    async def look(self, request: GenerateRequest, tier: str) -> tuple[RequestKey, bytes]:
+    async def look(
+        self, request: GenerateRequest, tier: str, payload_bytes: int
+    ) -> tuple[RequestKey, bytes]:
         """The key of a request, and the digest of what it asks for. Raises PeerError for every
-        mistake that needs no tokenizer to be found.
+        mistake that needs no tokenizer to be found. `payload_bytes`: of the message that it was.
         """
-        key = check(request, tier, self._rules.tiers)
-        return key, await self._in_time(request, lambda: asked.digest(request, tier))
+
+        def step() -> tuple[RequestKey, bytes]:
+            return check(request, tier, self._rules.tiers), asked.digest(request, tier)
+
+        return await self._in_time(request, payload_bytes, step)
 
     async def read(
         self,
@@ -241,6 +265,7 @@ class Intake:
         key: RequestKey,
         tier: str,
         *,
+        payload_bytes: int,
         digest: bytes,
         arrived_unix_s: float,
         json: bool,
@@ -255,7 +280,9 @@ class Intake:
         wanted = await self._wanted(request)
         worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
-        prompt = await self._in_time(request, lambda: tokenise(request, self._tokenizer, worker))
+        prompt = await self._in_time(
+            request, payload_bytes, lambda: tokenise(request, self._tokenizer, worker)
+        )
         max_tokens = fits(prompt, request, worker)
         named = self._rules.tiers.named(tier)
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
@@ -310,19 +337,19 @@ class Intake:
                 code="server_is_overloaded",
             ) from None
 
-    async def _in_time(self, request: GenerateRequest, step: Callable[[], T]) -> T:
-        """The outcome of a step whose time grows with the prompt: beside the loop for a long one,
-        LONG_PROMPTS at once.
+    async def _in_time(
+        self, request: GenerateRequest, payload_bytes: int, step: Callable[[], T]
+    ) -> T:
+        """The outcome of a step whose time grows with the message: beside the loop for a long one,
+        in the turn of its tenant.
         """
-        size = len(request.prompt or "") + sum(
-            len(str(m.get("content", ""))) for m in request.messages or ()
-        )
-        size += len(str(request.tools)) if request.tools else 0
-        if size < LONG_PROMPT_CHARACTERS:
+        size = payload_bytes // (IDS_SPEED if request.token_ids is not None else 1)
+        if size < LONG_BYTES:
             return step()
-        async with self._long_prompts:
+        weight = self._rules.tenants.named(request.tenant).weight
+        async with self._turns.turn(request.tenant, weight, size):
             outcome = await asyncio.to_thread(step)
-            if size >= GIVE_BACK_CHARACTERS:
+            if size >= HUGE_BYTES:  # the allocator would keep most of what the tokenizer took
                 await asyncio.to_thread(_give_back)
             return outcome
 

@@ -473,7 +473,7 @@ class Admission:
                 await self._refuse(call, _slow_down(FULL, wait_s))
                 return
             request = replace(request, tenant=subjects.tenant_of(call.subject, request.tenant))
-            key, digest = await self._intake.look(request, tier)
+            key, digest = await self._intake.look(request, tier, call.payload_bytes)
             until = now + LEADER_S
             if await self._once_led(lambda: self._answer_known(key, digest, call), until):
                 return
@@ -487,6 +487,7 @@ class Admission:
                 request,
                 key,
                 tier,
+                payload_bytes=call.payload_bytes,
                 digest=digest,
                 arrived_unix_s=now,
                 json=call.json,

@@ -283,11 +283,12 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
     reader = Intake(Rules(), Tokenizer.builtin(), "", workers, str, "o")
 
     async def read() -> tuple[Record, Body]:
-        key, digest = await reader.look(request, "chat")
+        key, digest = await reader.look(request, "chat", 0)
         return await reader.read(
             request,
             key,
             "chat",
+            payload_bytes=0,
             digest=digest,
             arrived_unix_s=0.0,
             json=False,

@@ -148,9 +148,48 @@ async def test_two_long_prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch
     workers = Workers(Clock(), 3.0, Registry())
     door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
     tier = next(iter(DEFAULT.tiers))
-    long = replace(asked(None), tenant="t", prompt="x" * intake.LONG_PROMPT_CHARACTERS)
-    await asyncio.gather(*(door.look(long, tier) for _ in range(12)))
+    long = replace(asked(None), tenant="t")
+    await asyncio.gather(*(door.look(long, tier, intake.LONG_BYTES) for _ in range(12)))
     assert most == intake.LONG_PROMPTS
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 1000},
+        {"chat_template_kwargs": {"x": "x" * 8000}},
+        {"tools": [{"function": {"parameters": ["x"] * 3000}}]},
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"function": {"name": "f", "arguments": "x" * 8000}}]}]},
+    ],
+)  # fmt: skip
+async def test_whatever_makes_a_message_large_it_is_read_beside_the_loop(
+    large: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_in = list[int]()
+    digest, tokenise = digests.digest, intake.tokenise
+
+    def noted(step: Any) -> Any:
+        def at_work(*given: Any) -> Any:
+            read_in.append(threading.get_ident())
+            return step(*given)
+
+        return at_work
+
+    monkeypatch.setattr(digests, "digest", noted(digest))
+    monkeypatch.setattr(intake, "tokenise", noted(tokenise))
+    small = {"messages": [{"role": "user", "content": "x"}]}
+    request = GenerateRequest(request_id="a", tenant="t", **{**small, **large})
+    workers = Workers(Clock(), 3.0, Registry())
+    reader = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
+    size = len(msgspec.msgpack.encode(request))
+    key, made = await reader.look(request, next(iter(DEFAULT.tiers)), size)
+    await reader.read(
+        request, key, next(iter(DEFAULT.tiers)),
+        payload_bytes=size, digest=made, arrived_unix_s=0.0, json=False, traceparent="", caller="",
+    )  # fmt: skip
+    assert len(read_in) == 2
+    assert threading.get_ident() not in read_in
 
 
 LONG_TEXTS = """
@@ -176,7 +215,7 @@ async def main():
     request = GenerateRequest(request_id="r", prompt=text)
     before = held_mb()
     for _ in range(2):
-        await door._in_time(request, lambda: len(tokenizer.encode(text)))
+        await door._in_time(request, len(text), lambda: len(tokenizer.encode(text)))
     print(held_mb() - before)
 
 asyncio.run(main())
@@ -211,7 +250,8 @@ def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_to_be_
             with pytest.raises(PeerError, match="ask again") as refused:
                 await door.read(
                     replace(asked(None), model="unknown"), RequestKey("t.a"), "chat",
-                    digest=b"", arrived_unix_s=began, json=False, traceparent="", caller="",
+                    payload_bytes=0, digest=b"", arrived_unix_s=began, json=False, traceparent="",
+                    caller="",
                 )  # fmt: skip
         disturbing.cancel()
         assert refused.value.code == "server_is_overloaded"
