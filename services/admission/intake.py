@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.admission import asked, wants
-from services.admission.turns import HUGE_BYTES, Turns
+from services.admission.reading_turns import HUGE_BYTES, Turns
 from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack

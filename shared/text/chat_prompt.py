@@ -37,7 +37,7 @@ several, answer with a list of them."""
 
 
 class _Work(threading.local):
-    """What the rendering of this thread may still take."""
+    """The work that this thread may still put into a rendering."""
 
     until_s = math.inf  # in CPU time of the thread
     steps = 0

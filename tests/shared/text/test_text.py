@@ -223,7 +223,7 @@ WRITES_ALL = "{{ messages | tojson }}{{ tools | tojson }}{{ (x or '') | tojson }
 def test_no_depth_that_can_be_decoded_breaks_the_rendering(
     tokenizer: Tokenizer, where: str
 ) -> None:
-    """What is decoded with a little of the stack left is written with less."""
+    """A value that is decoded with a little of the stack left is written with less."""
     rendered = 0
     for depth in range(sys.getrecursionlimit() - 150, sys.getrecursionlimit()):
         text = "[" * depth + "]" * depth
@@ -271,6 +271,30 @@ def test_a_template_that_repeats_what_it_is_given_ends_at_a_size() -> None:
     assert len(tokenizer.render(messages, (), {"x": "x" * 16_000})) == 16_000_000
     with pytest.raises(PeerError, match="more than 16777216 characters"):
         tokenizer.render(messages, (), {"x": "x" * 17_000})
+
+
+WORST = [
+    *("a", "the", "7", " ", "\n ", "e\u0301\u0323", "\u0301", "\U0001f469\u200d"),
+    *("<|im_start|>", "<|im"),
+]
+
+
+@pytest.mark.parametrize("model", ["", shipped.DEFAULT])
+def test_the_work_of_reading_a_text_grows_with_its_length_alone(model: str) -> None:
+    """Four times a text of one word, or of nothing but spaces or marks, may take ten times as long,
+    on a busy machine. With work that is quadratic it would be sixteen times.
+    """
+    tokenizer = Tokenizer.load(shipped.folder(model)) if model else Tokenizer.builtin()
+
+    def cpu_s(text: str) -> float:
+        began_s = time.process_time()
+        tokenizer.encode(text)
+        return time.process_time() - began_s
+
+    for piece in WORST:
+        text = f"<|im_end|>{piece * (32_000 // len(piece))}"
+        once_s = min(cpu_s(text) for _ in range(3))
+        assert min(cpu_s(4 * text) for _ in range(3)) < 10 * once_s + 0.02, piece
 
 
 def test_a_broken_template_stops_the_start(tmp_path: Path) -> None:
