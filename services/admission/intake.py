@@ -142,12 +142,14 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
             code="context_length_exceeded",
             param=_given(request)[0],
         )
-    if worker is None:
-        return tokenizer.encode(text, rendered=rendered, most=PROMPT_TOKENS_LIMIT)
+    most = PROMPT_TOKENS_LIMIT
+    if worker is not None:
+        most = min(most, worker.context_tokens - 1)
     try:
-        most = min(worker.context_tokens - 1, PROMPT_TOKENS_LIMIT)
         return tokenizer.encode(text, rendered=rendered, most=most)
     except TooManyTokens as error:
+        if worker is None or error.tokens < worker.context_tokens:
+            raise
         raise PeerError(
             does_not_fit(error.tokens, worker.context_tokens),
             code="context_length_exceeded",

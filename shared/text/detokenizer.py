@@ -66,8 +66,12 @@ class WindowDetokenizer:
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        unfinished = text.endswith(_UNFINISHED) and len(self._window) - self._emitted < _PATIENCE
-        if unfinished or len(text) <= len(self._emitted_text):
+        waiting = len(self._window) - self._emitted
+        if len(text) <= len(self._emitted_text):
+            if waiting >= _PATIENCE:  # they have no text, such as ids that the vocabulary lacks
+                del self._window[self._emitted :]
+            return ""
+        if text.endswith(_UNFINISHED) and waiting < _PATIENCE:
             return ""
         return self._advance(text)
 

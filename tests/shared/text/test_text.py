@@ -18,7 +18,7 @@ from tokenizers import decoders, models
 from shared.errors import ConfigError, PeerError
 from shared.models import shipped
 from shared.text import chat_prompt
-from shared.text.detokenizer import Detokenizer
+from shared.text.detokenizer import Detokenizer, WindowDetokenizer
 from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
 
 # Markers within a prompt are special tokens, as callers who render chats themselves expect.
@@ -140,6 +140,18 @@ def test_endless_bad_bytes_are_neither_held_for_ever_nor_fatal(tmp_path: Path) -
     detokenizer = tokenizer.detokenizer()
     said = "".join(detokenizer.feed(2 + 0xFF) for _ in range(100))
     assert 90 <= len(said) <= 100
+
+
+def test_tokens_without_text_are_not_decoded_again_and_again() -> None:
+    decoded: list[int] = []
+
+    def decode(tokens: list[int]) -> str:
+        decoded.append(len(tokens))
+        return "".join(chr(token) for token in tokens if token)
+
+    detokenizer = WindowDetokenizer(decode, frozenset())
+    assert read(detokenizer, [97, *[0] * 1000, 98, *[0] * 20, 99]) == "abc"
+    assert max(decoded) < 20
 
 
 def test_a_folder_is_read_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
