@@ -5,7 +5,7 @@ and a bound on all of them together.
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,6 +16,7 @@ from shared.process.instruments import Registry
 
 LET_IN = "let_in"  # in the state of a request's scope: call it once its sender may ask
 SAY_S = 60.0  # between two lines of the log
+TOGETHER_BYTES = 16 * 1024  # more leaves at once
 log = logs.logger()
 
 
@@ -76,6 +77,38 @@ class Connections:
             self._closed_since_said, self._said_unix_s = 0, now
 
 
+class Together:
+    """A transport that sends what is written in one turn of the loop at once: a head with the first
+    events, the last ones with the end. A write takes 50 us.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+        self._bytes = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+        self._bytes += len(data)
+        if self._bytes > TOGETHER_BYTES:
+            self._send()
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._written and not self._transport.is_closing():
+            self._transport.write(b"".join(self._written))
+        self._written.clear()
+        self._bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(H11Protocol):
     """A connection that is closed unless a whole head comes `head_within_s` after it opened, or
     after the first byte that follows an answer. Where the kernel can (Linux), it is also closed
@@ -92,6 +125,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", Together(transport, self.loop))
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             unread_ms = max(1, round(1e3 * self.unread_s))
             connected = transport.get_extra_info("socket")
