@@ -411,6 +411,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: Weight = 1.0  # of its tenant, beside those whose requests are equally important
     # until then a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf
+    body: bytes = b""  # its body, sealed, where that is small; until it ends
 
     @property
     def work_tokens(self) -> int:

@@ -494,6 +494,7 @@ class Admission:
                 traceparent=traceparent,
                 caller=caller,
             )
+            record = self._records.with_small(record, body)
             self._buckets.take(request.tenant, limits, record.prompt_tokens, admissions, now)
             refusable_s = self.core.refusable_s(record, now_unix_s=now)
             if refusable_s is not None and not self.core.tries(record, now_unix_s=now):

@@ -4,6 +4,7 @@ lives at a time.
 
 import asyncio
 import secrets
+from collections.abc import Awaitable
 from contextlib import suppress
 from random import Random
 
@@ -53,7 +54,7 @@ from shared.schemas import (
 )
 from shared.store.leases import lease_epoch
 from shared.store.presence import be_present
-from shared.store.records import Records, Stored
+from shared.store.records import Records, Stored, in_record
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
@@ -344,20 +345,23 @@ class WorkerService:
         await call.reply(answer)
 
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | str | None]:
-        """Record and body, read together where the hold names the body. Instead of a body that is
-        damaged or gone for good, the words for it; None for one that may come.
+        """Record and body, read together where the hold names a body that is not in the record.
+        Instead of a body that is damaged or gone for good, the words for it; None for one that may
+        come.
 
         Another body than the record's means that the hold is of a second copy of the request, whose
         admission has not seen yet that it came late. The first copy may have been declined here for
         good, and must not be held after all.
         """
-        if hold.body_key:
+        if hold.body_key and not in_record(hold.body_key):
             stored, body = await asyncio.gather(
-                self._records.get(hold.key), self._body(hold.body_key)
+                self._records.get(hold.key), _or_words(self._records.body(hold.body_key))
             )
         else:
             stored = await self._records.get(hold.key)
-            body = None if stored is None else await self._body(stored.record.body_key)
+            body = None
+            if stored is not None:
+                body = await _or_words(self._records.body_of(stored.record))
         if stored is None:
             return None, body
         record = stored.record
@@ -366,12 +370,6 @@ class WorkerService:
         if body is None and self._clock.unix_s() - record.arrived_unix_s > BODY_LOST_S:
             return stored, f"{record.body_key} is missing from the store"
         return stored, body
-
-    async def _body(self, key: str) -> Body | str | None:
-        try:
-            return await self._records.body(key)
-        except StoreDamaged as error:
-            return error.message
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
         if resync.epoch > self.core.epoch + 1:
@@ -560,3 +558,11 @@ async def serve(
             counted.forget()
             # of two that fence each other, the one that comes back later finds the other there
             await asyncio.sleep(rng.random())
+
+
+async def _or_words(reading: Awaitable[Body | None]) -> Body | str | None:
+    """The body; the words for it where it is damaged."""
+    try:
+        return await reading
+    except StoreDamaged as error:
+        return error.message

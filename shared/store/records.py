@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from shared.bus.api import Entry, KeyValue
 from shared.errors import (
@@ -18,12 +19,14 @@ from shared.errors import (
     WrongSequence,
 )
 from shared.schemas import Body, Record, Resume
-from shared.store.outputs import ENDED_TTL_S, Output, Outputs
+from shared.store.outputs import ENDED_TTL_S, SMALL_BYTES, Output, Outputs
 from shared.store.readable import read, readable
 from shared.store.seal import opened, sealed
 from shared.vocabulary import RequestKey
 
 LISTED_AT_ONCE = 64  # records, before others get their turn
+LATEST_LIMIT = 20_000  # open records that are remembered as last written, some 3 KB each
+IN_RECORD = ".in"  # ends the key of a body that lies in its record
 RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
 
 log = structlog.get_logger()
@@ -53,7 +56,8 @@ class Records:
     """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
     request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
     reading every record stays cheap, and prompts cannot take the room that records need to change.
-    Heavy parts are sealed: one that is damaged or missing is an error, never an empty one.
+    Heavy parts are sealed: one that is damaged or missing is an error, never an empty one. Small
+    ones lie in the record.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Records:
         self._bucket, self._bodies = bucket, bodies
         self._nonce = nonce
         self._outputs = Outputs(bucket, nonce)
+        self._latest: dict[RequestKey, Stored] = {}  # open ones, as this process wrote them last
 
     def body_key(self, key: RequestKey) -> str:
         """A new key for a body, so that a body left by a crash is never mistaken for that of
@@ -72,9 +77,18 @@ class Records:
         """
         return f"{key}.{self._nonce()}"
 
+    def with_small(self, record: Record, body: Body) -> Record:
+        """The record, not stored yet, with its body in it where that is small. Raises PeerError."""
+        if len(body.prompt) > SMALL_BYTES:
+            return record
+        value = sealed(readable(_body, body))
+        if len(value) > SMALL_BYTES:
+            return record
+        return replace(record, body=value, body_key=record.body_key + IN_RECORD)
+
     async def create(self, record: Record, body: Body) -> Stored | None:
-        """Stores a new record; None if the key is taken (a duplicate). The body is stored first:
-        the record commits. Where it does not, the body is deleted.
+        """Stores a new record; None if the key is taken (a duplicate). A body that is not in it is
+        stored first: the record commits. Where it does not, the body is deleted.
 
         Raises StoreFull if one of the two has no room: then neither is there. After a BusTimeout
         both may be, or the body alone: an orphan, which the sweep deletes.
@@ -82,14 +96,16 @@ class Records:
         value = readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
         try:
-            heavy = sealed(readable(_body, body))
-            await self._bodies.create(record.body_key, heavy, ttl_s=ttl_s)
+            if not in_record(record.body_key):
+                heavy = sealed(readable(_body, body))
+                await self._bodies.create(record.body_key, heavy, ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
             # The key is ours alone, so a value there is this body.
             if await self._bodies.get(record.body_key) is None:
                 raise
         try:
-            return Stored(record, await self._bucket.create(f"s.{record.key}", value))
+            revision = await self._bucket.create(f"s.{record.key}", value)
+            return self._wrote(Stored(record, revision))
         except StoreFull:
             await self.forget_body(record.body_key)
             raise
@@ -113,26 +129,39 @@ class Records:
         entry = await self._bodies.get(key)
         return None if entry is None else read(_body, key, opened(key, entry.value))
 
+    async def body_of(self, record: Record) -> Body | None:
+        """The body of a record; None if there is none (yet). Raises StoreDamaged."""
+        if not in_record(record.body_key):
+            return await self.body(record.body_key)
+        if not record.body:
+            return None
+        return read(_body, record.body_key, opened(record.body_key, record.body))
+
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
         """Apply `step`, an event of shared/core/record.py, until its result is written. None if
         there is no record, or the event does not apply.
 
-        A write whose answer is lost is recognised by reading it back. Raises BusTimeout if the
-        store does not answer.
+        The record that this process wrote last is read again only where the event does not apply to
+        it, or another has written since. A write whose answer is lost is recognised by reading it
+        back. Raises BusTimeout if the store does not answer.
         """
         output: Output | None = None
         try:
-            stored = await self.get(key)
+            latest = self._latest.pop(key, None)
+            stored = latest or await self.get(key)
             for _ in range(RETRIES):
                 changed = None if stored is None else step(stored.record)
+                if changed is None and latest is not None and stored is latest:
+                    stored = await self.get(key)
+                    continue
                 if stored is None or changed is None:
                     await self._outputs.forget(output, None if stored is None else stored.record)
                     return None
                 if changed.verdict is not None:
                     output = await self._outputs.store(changed, output)
-                    changed = output.named_in(changed)
+                    changed = replace(output.named_in(changed), body=b"")
                 written, before = await self._write(stored, changed), stored
                 if written is not None:
                     return written
@@ -158,7 +187,16 @@ class Records:
             )
         except (WrongSequence, BusTimeout):
             return None
-        return Stored(changed, revision)
+        return self._wrote(Stored(changed, revision))
+
+    def _wrote(self, stored: Stored) -> Stored:
+        """Remember an open record; beyond the limit, the one written longest ago is forgotten."""
+        if stored.record.verdict is None:
+            self._latest.pop(stored.record.key, None)
+            self._latest[stored.record.key] = stored
+            if len(self._latest) > LATEST_LIMIT:
+                del self._latest[next(iter(self._latest))]
+        return stored
 
     async def tidy(self) -> None:
         """Delete the outputs whose writing was in doubt, once their records have ended without
@@ -183,6 +221,8 @@ class Records:
         """Delete the body under a record's `body_key`. If the store does not answer, it becomes an
         orphan, which the sweep deletes.
         """
+        if in_record(key):
+            return
         with suppress(BusError):
             await self._bodies.delete(key)
 
@@ -230,6 +270,10 @@ class Records:
             else:
                 others.add(stored.record.key)
         return Listing(found, frozenset(others), frozenset(outputs))
+
+
+def in_record(body_key: str) -> bool:
+    return body_key.endswith(IN_RECORD)
 
 
 def _stored(name: str, entry: Entry) -> Stored:

@@ -47,7 +47,7 @@ async def test_an_answer_that_is_damaged_in_the_store_is_an_error(fleet: Fleet) 
     ):
 
         async def post() -> httpx.Response:
-            asked = {"prompt": "hello", "max_tokens": 8}
+            asked = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True}
             return await http.post(
                 "/v1/completions", json=asked, headers={"idempotency-key": "answered"}
             )
@@ -66,7 +66,7 @@ async def test_a_request_whose_prompt_is_damaged_ends_and_says_so(fleet: Fleet) 
     sampling = Sampling(max_tokens=400, ignore_eos=True)
     async with client_of(fleet) as (bus, client, wire):
         running = asyncio.create_task(
-            ask(client, GenerateRequest(request_id="prompted", prompt="hello", sampling=sampling))
+            ask(client, GenerateRequest(request_id="prompted", prompt=200 * "x", sampling=sampling))
         )
         await until_running(bus, "r1")
         await damage(bus.bodies, "default.prompted.")
@@ -89,7 +89,7 @@ def test_a_request_whose_prompt_is_gone_ends_and_says_so() -> None:
         async with Client(world.net.connect("clients"), world.net.clock, patience=patience) as one:
             handle = await one.submit(
                 GenerateRequest(
-                    request_id="q", token_ids=[40, 41], sampling=Sampling(max_tokens=5)
+                    request_id="q", token_ids=200 * [40], sampling=Sampling(max_tokens=5)
                 ),
                 "chat",
             )

@@ -40,7 +40,9 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
 ) -> None:
     async with client_of(fleet) as (bus, client, wire):
         request = GenerateRequest(
-            request_id="long", prompt="hello", sampling=Sampling(max_tokens=300, ignore_eos=True)
+            request_id="long",
+            prompt=200 * "x",
+            sampling=Sampling(max_tokens=300, ignore_eos=True),
         )
         running = asyncio.create_task(ask(client, request))
         await until_running(bus, "r1")

@@ -78,7 +78,9 @@ def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_being_de
 
         for name in ("a", "b"):
             made = replace(
-                record(f"t.{name}"), resume=Resume(tokens=pack([1, 2]), text="ab"), cancelled=True
+                record(f"t.{name}"),
+                resume=Resume(tokens=pack(range(200)), text="ab"),
+                cancelled=True,
             )
             await bus.requests.create(f"s.t.{name}", msgspec.msgpack.encode(made))
             net.requests.update = unanswered  # type: ignore[method-assign]

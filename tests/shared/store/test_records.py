@@ -21,6 +21,7 @@ from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 from tests.shared.store.bucket_sizes import resize
 
 BODY = Body(prompt=pack(range(10_000)), sampling=Sampling())
+OUTPUT = Resume(tokens=pack(range(1_000)), text="abc")
 
 
 @pytest_asyncio.fixture
@@ -41,7 +42,7 @@ def new(records: Records, name: str = "") -> Record:
 
 async def cancelled_with_output(records: Records) -> Record:
     """A request that has tokens, and is to end."""
-    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
+    record = replace(new(records), resume=OUTPUT)
     assert await records.create(record, BODY) is not None
     changed = await records.change(record.key, cancelled)
     assert changed is not None
@@ -151,7 +152,7 @@ async def test_an_output_or_a_body_that_is_not_whole_is_an_error_and_not_an_empt
     bus: NatsBus,
 ) -> None:
     records = Records(bus.requests, bus.bodies)
-    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
+    record = replace(new(records), resume=OUTPUT)
     assert await records.create(record, BODY) is not None
     await records.change(record.key, cancelled)
     ended = await records.change(record.key, lambda record: closed(record, 1.0))
@@ -169,3 +170,56 @@ async def test_an_output_or_a_body_that_is_not_whole_is_an_error_and_not_an_empt
     await bus.requests.delete(ended.record.output_key)
     with pytest.raises(StoreDamaged, match=f"{ended.record.output_key} is missing"):
         await records.output(ended.record)
+
+
+async def test_a_small_body_and_a_small_output_lie_in_the_record(bus: NatsBus) -> None:
+    records = Records(bus.requests, bus.bodies)
+    body = replace(BODY, prompt=pack([7, 8]))
+    small = Resume(tokens=pack([1, 2, 3]), text="abc")
+    record = records.with_small(replace(new(records), resume=small), body)
+    assert await records.create(record, body) is not None
+    stored = await Records(bus.requests, bus.bodies).get(record.key)
+    assert stored is not None
+    assert await records.body_of(stored.record) == body
+    assert record.body_key not in await present(bus)
+    damaged = replace(stored.record, body=stored.record.body[:-1])
+    with pytest.raises(StoreDamaged, match=f"{record.body_key} is damaged in the store"):
+        await records.body_of(damaged)
+    await records.change(record.key, cancelled)
+    ended = await records.change(record.key, lambda record: closed(record, 1.0))
+    assert ended is not None
+    assert await records.output(ended.record) == small
+    assert await records.body_of(ended.record) is None, "the prompt goes when the request ends"
+    assert not await bus.requests.scan(f"o.{record.key}.")
+
+
+class Read:
+    """A bucket that counts how often a value is read."""
+
+    def __init__(self, bucket: KeyValue) -> None:
+        self._bucket, self.times = bucket, 0
+
+    async def get(self, key: str) -> Any:
+        self.times += 1
+        return await self._bucket.get(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+
+async def test_who_wrote_a_record_last_changes_it_without_a_read(bus: NatsBus) -> None:
+    bucket = Read(bus.requests)
+    records = Records(cast("KeyValue", bucket), bus.bodies)
+    record = new(records)
+    assert await records.create(record, BODY) is not None
+    assert await records.change(record.key, lambda seen: replace(seen, left="x")) is not None
+    assert bucket.times == 0
+    others = Records(bus.requests, bus.bodies)
+    assert await others.change(record.key, cancelled) is not None
+    changed = await records.change(record.key, lambda seen: replace(seen, left="y"))
+    assert changed is not None and changed.record.cancelled, "another wrote since"
+    await others.change(record.key, lambda seen: replace(seen, left="z"))
+    needs_z = await records.change(
+        record.key, lambda seen: replace(seen, left="done") if seen.left == "z" else None
+    )
+    assert needs_z is not None, "an event that does not apply is tried on what others wrote"
