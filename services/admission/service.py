@@ -317,7 +317,7 @@ class Admission:
                     self._decided(key)
                     self._feed(Gone(key))
                 case Refuse(key, reason, retry_after_s, declined):
-                    await self._ending.end(
+                    ended = await self._ending.end(
                         key,
                         lambda record: life.refused(
                             record,
@@ -328,7 +328,9 @@ class Admission:
                             declined=declined,
                         ),
                     )
-                    self._decided(key, _slow_down(reason, retry_after_s))
+                    # where it is another's by now, it goes on: its client hears of its end
+                    refused = None if ended is None else _slow_down(reason, retry_after_s)
+                    self._decided(key, refused)
                     self._feed(Gone(key))
                 case _:
                     assert_never(action)
