@@ -142,7 +142,7 @@ class Sweep:
         await self._records.tidy()
         # before the records: each is older than the record that names it
         bodies, outputs = await self._heavy()
-        listing = await self._records.listing()
+        listing = await self._records.listing(whole=bool(outputs))
         named = {stored.record.body_key for stored in listing.open} | listing.outputs
         await self._delete_orphans(bodies, outputs, named)
         if not await self._deletions.end(listing):

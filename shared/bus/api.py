@@ -115,8 +115,10 @@ class KeyValue(Protocol):
     async def names(self) -> Sequence[str]:
         """The keys of the whole bucket, without their values; also keys deleted a moment ago."""
 
-    async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
-        """Every existing key that begins with `prefix` (whole tokens, ending in a dot)."""
+    async def scan(self, prefix: str, since: int = 1) -> Sequence[tuple[str, Entry]]:
+        """Every existing key that begins with `prefix` (whole tokens, ending in a dot), and was
+        written at revision `since` or later.
+        """
 
 
 class Log(Protocol):

@@ -231,11 +231,11 @@ class StreamKeyValue:
         skip = len(self._prefix)
         return [subject[skip:] for subject in await self._stream.subjects()]
 
-    async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
+    async def scan(self, prefix: str, since: int = 1) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):
             raise PeerError(f"{prefix!r} is not a prefix of whole tokens", code="invalid_id")
         skip, found = len(self._prefix), dict[str, Entry]()
-        async for msgs in self._stream.since(f"{self._prefix}{prefix}>", 1):
+        async for msgs in self._stream.since(f"{self._prefix}{prefix}>", since):
             for msg in msgs:  # a key written meanwhile comes again later
                 key = (msg.headers or {})["Nats-Subject"][skip:]
                 if _is_marker(msg):

@@ -1,6 +1,7 @@
 """The records of requests in the store, created and changed by compare-and-set alone."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from shared.store.seal import opened, sealed
 from shared.vocabulary import RequestKey
 
 LISTED_AT_ONCE = 64  # records, before others get their turn
+WHOLE_EVERY_S = 60.0  # between two listings of all records
 LATEST_LIMIT = 20_000  # open records that are remembered as last written, some 3 KB each
 IN_RECORD = ".in"  # ends the key of a body that lies in its record
 RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
@@ -45,10 +47,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All records. An unreadable one is not ours: it is logged and left alone."""
+    """The records. An unreadable one is not ours: it is logged and left alone."""
 
     open: Sequence[Stored]  # without a verdict
-    others: frozenset[RequestKey]  # the keys of those that ended, or cannot be read
+    others: frozenset[RequestKey]  # the keys of those listed that ended, or cannot be read
     outputs: frozenset[str]  # the keys of the outputs that they name
 
 
@@ -69,6 +71,7 @@ class Records:
         self._bucket, self._bodies = bucket, bodies
         self._nonce = nonce
         self._outputs = Outputs(bucket, nonce)
+        self._since, self._whole_at_s = 1, -math.inf  # the next listing begins at this revision
         self._latest: dict[RequestKey, Stored] = {}  # open ones, as this process wrote them last
 
     def body_key(self, key: RequestKey) -> str:
@@ -253,9 +256,20 @@ class Records:
         """Every record without a verdict."""
         return (await self.listing()).open
 
-    async def listing(self) -> Listing:
+    async def listing(self, *, whole: bool = False) -> Listing:
+        """Every open record, and those that ended since the last listing; or all (`whole`).
+
+        What was written before the oldest of the open records has ended for good, and a change is
+        always newer. So the next listing begins there: to read the ended requests of five minutes
+        again and again costs as much as to serve them. Every WHOLE_EVERY_S all are read, lest the
+        store was made anew or has lost its last writes.
+        """
         found, others, outputs = list[Stored](), set[RequestKey](), set[str]()
-        for n, (name, entry) in enumerate(await self._bucket.scan("s."), 1):
+        now_s = asyncio.get_running_loop().time()
+        if whole or now_s - self._whole_at_s >= WHOLE_EVERY_S:
+            self._whole_at_s, self._since = now_s, 1
+        entries = await self._bucket.scan("s.", self._since)
+        for n, (name, entry) in enumerate(entries, 1):
             if n % LISTED_AT_ONCE == 0:  # there may be thousands
                 await asyncio.sleep(0)
             try:
@@ -269,6 +283,9 @@ class Records:
                 found.append(stored)
             else:
                 others.add(stored.record.key)
+        if entries:
+            newest = max(entry.revision for _, entry in entries)
+            self._since = min((stored.revision for stored in found), default=newest + 1)
         return Listing(found, frozenset(others), frozenset(outputs))
 
 

@@ -348,12 +348,12 @@ class SimKeyValue:
             f"names {self._state.name}", lambda: self._state.names(now_s=self._now_s())
         )
 
-    async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
+    async def scan(self, prefix: str, since: int = 1) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):
             raise PeerError(f"{prefix!r} is not a prefix of whole tokens", code="invalid_id")
         return await self._bus.operate(
             f"scan {self._state.name} {prefix}",
-            lambda: self._state.scan(prefix, now_s=self._now_s()),
+            lambda: self._state.scan(prefix, since, now_s=self._now_s()),
         )
 
     async def _operate(

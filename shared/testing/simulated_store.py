@@ -57,12 +57,13 @@ class BucketState:
     def names(self, *, now_s: float) -> Sequence[str]:
         return [key for key in list(self._kept) if self._present(key, now_s) is not None]
 
-    def scan(self, prefix: str, *, now_s: float) -> Sequence[tuple[str, Entry]]:
+    def scan(self, prefix: str, since: int = 1, *, now_s: float) -> Sequence[tuple[str, Entry]]:
         """The keys with this prefix, in the order of their last writes, as a stream is read."""
         found = [
             (key, Entry(kept.value, kept.revision))
             for key in [key for key in self._kept if key.startswith(prefix)]
             if (kept := self._present(key, now_s)) is not None and kept.value is not None
+            if kept.revision >= since
         ]
         return sorted(found, key=lambda item: item[1].revision)
 

@@ -16,7 +16,7 @@ from shared.core import record as life
 from shared.errors import BusTimeout, PeerError
 from shared.schemas import Record, Resume
 from shared.store.outputs import FRESH_S
-from shared.store.records import Records
+from shared.store.records import WHOLE_EVERY_S, Records
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import run_virtual
@@ -99,3 +99,31 @@ def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_being_de
         return sorted(key.rpartition(".")[0] for key in left)
 
     assert run_virtual(main()) == ["o.t.a"]
+
+
+def test_a_listing_reads_what_ended_before_the_oldest_open_record_no_more() -> None:
+    async def main() -> None:
+        bus: Any = SimNet(Random(0), Faults()).connect("test")
+        records, others = Records(bus.requests, bus.bodies), Records(bus.requests, bus.bodies)
+        for name in ("t.a", "t.b"):
+            made = replace(record(name), cancelled=True)
+            await bus.requests.create(f"s.{name}", msgspec.msgpack.encode(made))
+
+        async def seen(*, whole: bool = False) -> tuple[list[str], list[str]]:
+            listing = await records.listing(whole=whole)
+            return [stored.record.key for stored in listing.open], sorted(listing.others)
+
+        await others.change(RequestKey("t.a"), lambda one: life.closed(one, 0.0))
+        assert await seen() == (["t.b"], ["t.a"])
+        assert await seen() == (["t.b"], ["t.a"]), "it ended after `t.b` was written"
+        await others.change(RequestKey("t.b"), lambda one: replace(one, left="x"))
+        assert await seen() == (["t.b"], ["t.a"])
+        assert await seen() == (["t.b"], [])
+        await others.change(RequestKey("t.b"), lambda one: life.closed(one, 0.0))
+        assert await seen() == ([], ["t.b"]), "what was open is listed once more"
+        assert await seen() == ([], [])
+        assert await seen(whole=True) == ([], ["t.a", "t.b"])
+        await asyncio.sleep(WHOLE_EVERY_S)
+        assert await seen() == ([], ["t.a", "t.b"])
+
+    run_virtual(main())
