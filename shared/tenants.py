@@ -28,7 +28,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     burst_tokens: Annotated[float, Meta(gt=0)] = 1_000_000.0
     """Tokens at once, beyond the long run."""
     importance: Annotated[float, Meta(gt=0, le=1e6)] = math.inf
-    """The most importance that a request may have."""
+    """The most importance that a request may have; absent: any, beside other tenants its tier's."""
     slo: Slo = Slo()
     """The tightest bounds that a request may ask for. A bound that is absent may be any."""
     keys: list[KeyHash] = []
@@ -74,6 +74,14 @@ class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def named(self, name: str) -> Tenant:
         return self.tenants.get(name) or self.tenants.get(OTHERS) or UNLIMITED
+
+    def most_importance(self, name: str, of_tier: float) -> float:
+        """The most that a request of the tenant may have in a tier of so much importance. Beside
+        others it is the operator's to grant: a caller's word would win over the shares of all.
+        """
+        stated = self.named(name).importance
+        beside_others = bool(self.tenants.keys() - {name})
+        return of_tier if beside_others and math.isinf(stated) else stated
 
 
 UNLIMITED = Tenant()

@@ -293,6 +293,7 @@ class Intake:
         if not request.allow_relegation:
             check_attainable(slo, len(prompt), worker)
         tenant = self._rules.tenants.named(request.tenant)
+        most = self._rules.tenants.most_importance(request.tenant, named.importance)
         tenant.check_slo(slo)
         record = Record(
             key=key,
@@ -303,7 +304,7 @@ class Intake:
             service_class=ServiceClass.STANDARD,
             tier=tier,
             slo=slo,
-            importance=min(request.importance * named.importance, tenant.importance),
+            importance=min(request.importance * named.importance, most),
             application=request.application or tier,
             session=request.session,
             arrived_unix_s=arrived_unix_s,

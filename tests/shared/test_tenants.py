@@ -60,3 +60,17 @@ def test_a_fault_in_the_file_is_named(tmp_path: Path, text: str, words: str) -> 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load_tenants(str(tmp_path / "none.toml"))
+
+
+def test_beside_other_tenants_only_the_operator_grants_more_importance_than_the_tier_has(
+    tmp_path: Path,
+) -> None:
+    """One tenant alone may rank its requests as it likes."""
+    alone = loaded(tmp_path, "[tenants.acme]\nweight = 2")
+    assert alone.most_importance("acme", 0.5) == load_tenants("").most_importance("x", 0.5) > 1e6
+    assert alone.most_importance("other", 0.5) == 0.5, "acme is beside it"
+    several = loaded(tmp_path, "[tenants.acme]\nimportance = 3\n[tenants.other]\nweight = 2")
+    assert several.most_importance("acme", 0.5) == 3.0
+    assert several.most_importance("other", 2.0) == 2.0
+    others = loaded(tmp_path, '[tenants."*"]\ntokens_s = 500')
+    assert others.most_importance("acme", 1.0) == 1.0

@@ -35,6 +35,7 @@ from shared.schemas import (
     Sampling,
     TokenLogprob,
 )
+from shared.tenants import Tenant, Tenants
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
@@ -258,6 +259,26 @@ def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_to_be_
         return clock.unix_s() - began
 
     assert 3.0 < run_virtual(main()) < 10.0
+
+
+async def test_the_word_of_a_caller_takes_nothing_from_other_tenants() -> None:
+    """A tenant that floods with a priority of 1 left another 0 % of its SLOs, of 100 %."""
+    clock = Clock()
+    workers = Workers(clock, 3.0, Registry())
+    workers.received(replace(worker("sim"), at_unix_s=clock.unix_s()))
+
+    async def importance_in(tenants: dict[str, Tenant]) -> float:
+        rules = Rules(tenants=Tenants(tenants=tenants))
+        door = intake.Intake(rules, Tokenizer.builtin(), "", workers, str, "admission")
+        record, _ = await door.read(
+            replace(asked(None), tenant="acme", importance=10.0), RequestKey("acme.a"), "chat",
+            digest=b"", arrived_unix_s=clock.unix_s(), json=False, traceparent="", caller="",
+        )  # fmt: skip
+        return record.importance
+
+    assert await importance_in({}) == await importance_in({"acme": Tenant()}) == 10.0
+    assert await importance_in({"acme": Tenant(), "other": Tenant()}) == 1.0
+    assert await importance_in({"acme": Tenant(importance=4.0), "other": Tenant()}) == 4.0
 
 
 def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time() -> None:
