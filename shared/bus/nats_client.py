@@ -1,4 +1,4 @@
-"""nats-py's client, with three repairs, and with a login by key."""
+"""nats-py's client, with four repairs, and with a login by key."""
 
 import asyncio
 import logging
@@ -12,15 +12,17 @@ from shared.errors import ConfigError
 
 
 class OrderedClient(Client):
-    """A client whose PING waits behind the commands before it, and whose read loop survives the
-    PONG of a cancelled flush().
+    """A client whose PING waits behind the commands before it, whose read loop survives the PONG of
+    a cancelled flush(), and that waits for no goodbye of a lost connection.
 
     nats-py 2.16 writes a PING to the socket at once. So its flush() and drain() may be confirmed
     before the subscription, message or unsubscription that they follow has been sent: a subscriber
     is not there yet, and a drained one loses the messages in between. And the PONG of a flush()
     that was cancelled ends its read loop: the connection receives nothing until it is found to be
     stale. And by TLS each message leaves in a record of its own: here those of one turn of the loop
-    leave together.
+    leave together. And before it connects anew it closes the old connection in peace. To a server
+    that is silent, behind a broken network, that takes TLS 30 s, and bytes that wait for the socket
+    until the kernel gives up: a quarter of an hour.
     """
 
     def log_in(self, creds: str) -> dict[str, Any]:
@@ -49,6 +51,11 @@ class OrderedClient(Client):
 
             transport.writelines = write_together  # type: ignore[method-assign]
         await super()._flusher()
+
+    async def _attempt_reconnect(self) -> None:
+        if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
+            self._transport._io_writer.transport.abort()
+        await super()._attempt_reconnect()
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():

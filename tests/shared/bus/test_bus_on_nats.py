@@ -543,6 +543,42 @@ async def test_a_handler_that_raises_ends_whoever_waits_for_the_bus_and_cannot_b
         await service()
 
 
+async def test_a_connection_that_went_silent_with_bytes_under_way_is_replaced(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its packets are lost, and nobody says so: a server that is gone, or a broken network."""
+    silent, lines = asyncio.Event(), list[asyncio.Task[None]]()
+
+    async def line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*nats_url[7:].split(":"))
+        breaks = not silent.is_set()  # connections that are made later work
+
+        async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65_536):
+                if breaks and silent.is_set():
+                    await asyncio.Event().wait()
+                sink.write(data)
+
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            lines.append(asyncio.create_task(pass_on(source, sink)))
+
+    server = await asyncio.start_server(line, "127.0.0.1", 0)
+    monkeypatch.setattr("shared.bus.nats.PING_S", 0.2)
+    host, port = server.sockets[0].getsockname()
+    async with connect(f"nats://{host}:{port}", "service", drain_s=0.1) as bus:
+        silent.set()
+        for _ in range(4):  # more than the buffers of the kernel hold
+            await bus.publish("t.silent", Echo(text="x" * 4_000_000))
+        async with asyncio.timeout(WITHIN_S):
+            while not bus.counters.reconnects:
+                await asyncio.sleep(0.05)
+            assert await bus.requests.get("s.none") is None
+    server.close()
+    for each in lines:
+        each.cancel()
+    await asyncio.gather(*lines, return_exceptions=True)
+
+
 async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> None:
     subject, seen = f"t.{uuid.uuid4().hex}", list[bytes]()
 
