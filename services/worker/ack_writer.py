@@ -10,7 +10,7 @@ import structlog
 
 from shared.bus.api import Bus
 from shared.core.turn import Finished
-from shared.errors import BusError, PeerError, WrongSequence
+from shared.errors import BusError, PeerError, StoreFull, WrongSequence
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry
 from shared.store.records import Records
@@ -20,6 +20,11 @@ from shared.vocabulary import ReplicaId
 log = structlog.get_logger()
 
 RETRY_S = 0.1
+FULL_S = 1.0  # until a log without room is tried again
+# Of acks, after which a snapshot replaces them. The log has room for 128 MB (shared/bus/
+# provision.py): two snapshots, of 56 MB each, with the acks between them. A token with the most
+# log-probabilities takes 450 bytes, so 256 requests write 16 MB in 140 acks.
+SNAPSHOT_BYTES = 16 * 1024 * 1024
 FENCE_S = 1.0  # the longest look for a fence: a heartbeat waits for it
 
 
@@ -48,6 +53,8 @@ class AckWriter:
         self._records = records
         self._last_seq = 0
         self._may_trim = False
+        self._snapshot_seq = 0  # of the first page of the newest snapshot; 0: it is trimmed to that
+        self.acks_bytes = 0  # appended since whoever takes the snapshots set it to 0
         self.waits = False  # the store does not take what is to be appended now
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
@@ -66,13 +73,14 @@ class AckWriter:
         """Store queued acks, until cancelled. Raises FencedError."""
         while True:
             job = await self.queue.get()
-            await self._append(job.finished.ack)
+            self.acks_bytes += await self._append(job.finished.ack)
             await after(job.finished)
             if job.snapshots:
                 await self._snapshot(job.snapshots)
             self.queue.task_done()
 
-    async def _append(self, entry: LogEntry) -> None:
+    async def _append(self, entry: LogEntry) -> int:
+        """Store the entry, however long that takes; returns its size. Raises FencedError."""
         payload = encode_entry(entry)
         while True:
             try:
@@ -83,8 +91,12 @@ class AckWriter:
                     break
                 self.waits = True
                 log.warning("ack.waits", replica=self._replica, error=str(error))
-                await asyncio.sleep(RETRY_S)
+                full = isinstance(error, StoreFull)
+                if full and self._snapshot_seq:
+                    await self._trim()
+                await asyncio.sleep(FULL_S if full else RETRY_S)
         self.waits = False
+        return len(payload)
 
     async def _is_stored(self, payload: bytes, error: BusError) -> bool:
         """True if an append that failed was stored, and only its answer was lost. False if it is to
@@ -111,13 +123,18 @@ class AckWriter:
                 await asyncio.sleep(RETRY_S)
 
     async def _snapshot(self, pages: Sequence[Snapshot]) -> None:
-        """Write the pages, then trim the log before them, once no request needs an earlier
-        incarnation's entries.
-        """
+        """Write the pages, then trim the log before them."""
         first = 0
         for page in pages:
             await self._append(page)
             first = first or self._last_seq
+        self._snapshot_seq = first
+        await self._trim()
+
+    async def _trim(self) -> None:
+        """Trim the log before the newest snapshot, once no request needs an earlier incarnation's
+        entries.
+        """
         try:
             if not self._may_trim:
                 held = [
@@ -127,7 +144,8 @@ class AckWriter:
                 ]
                 self._may_trim = all(record.incarnation == self._incarnation for record in held)
             if self._may_trim:
-                await self._bus.acks.trim(self._subject, first)
+                await self._bus.acks.trim(self._subject, self._snapshot_seq)
+                self._snapshot_seq = 0
         except BusError:
             return  # the next snapshot trims more
 

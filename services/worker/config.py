@@ -69,7 +69,7 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     over_retry_s: float = 1.0
     """An attempt that is over is reported again after this long, until it is settled."""
     snapshot_acks: int = 1000
-    """Acks between two snapshots, after each of which the log is trimmed."""
+    """Acks between two snapshots at most; after each the log is trimmed."""
     log_queue: int = 64
     """Acks that wait to be stored. When it is full, the engine waits."""
     drain_s: float = 10.0

@@ -10,7 +10,7 @@ from random import Random
 
 import structlog
 
-from services.worker.ack_writer import AckWriter, FencedError, Job
+from services.worker.ack_writer import SNAPSHOT_BYTES, AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
 from services.worker.over_reports import OverReports
@@ -250,8 +250,11 @@ class WorkerService:
                 self._traces.forget_plans()
             self._acks_since_snapshot += 1
             snapshots = []
-            if self._acks_since_snapshot >= self._cfg.snapshot_acks:
-                self._acks_since_snapshot = 0
+            if (
+                self._acks_since_snapshot >= self._cfg.snapshot_acks
+                or self._writer.acks_bytes >= SNAPSHOT_BYTES
+            ):
+                self._acks_since_snapshot = self._writer.acks_bytes = 0
                 snapshots = core.snapshots()
             await self._writer.queue.put(Job(finished, snapshots))
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
@@ -18,17 +18,18 @@ from services.worker.runner import VirtualRunner
 from services.worker.turn_taker import TurnTaker
 from shared import subjects
 from shared.bus.api import Call
-from shared.errors import BusTimeout
+from shared.errors import BusTimeout, StoreFull
 from shared.perf import profile_file as profiles
 from shared.process.telemetry import Off
 from shared.schemas import Announce, Snapshot
 from shared.store.acklog import decode_entry
-from shared.store.records import Records
+from shared.store.records import Records, Stored
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
+from tests.fleet.world import Scene, run
 
 NO_STORE = Faults(store_lost=1.0)
 
@@ -243,3 +244,50 @@ def test_a_writer_is_fenced_where_its_log_was_made_anew() -> None:
         return behind.written()
 
     assert run_virtual(main()) == ["b"]
+
+
+def test_a_full_log_is_trimmed_once_no_request_needs_its_older_entries() -> None:
+    """Its writer could not trim it before. A snapshot comes after an ack, which had no room."""
+
+    async def main() -> list[str]:
+        behind = Behind()
+        append, needed = behind.net.acks.append, True
+
+        def bounded(subject: str, payload: bytes, expected_last: int) -> int:
+            if len(behind.net.acks.read(LOG, 0)) >= 4:
+                raise StoreFull("the log is full")
+            return append(subject, payload, expected_last)
+
+        behind.net.acks.append = bounded  # type: ignore[method-assign]
+        await behind.writer("a").register()
+        one = behind.writer("b")
+        opened = one._records.open
+
+        async def of_an_earlier_life() -> Sequence[Stored]:
+            if needed:
+                raise BusTimeout("no answer")  # who knows
+            return await opened()
+
+        one._records.open = of_an_earlier_life  # type: ignore[method-assign]
+        await one.register()
+        page = Snapshot(incarnation="b", entries=[], overs=[])
+        await one._snapshot([page, page])
+        waiting = asyncio.create_task(one._append(page))
+        await asyncio.sleep(30.0)
+        assert one.waits and not waiting.done()
+        needed = False
+        async with asyncio.timeout(30.0):
+            await waiting
+        return behind.written()
+
+    assert run_virtual(main()) == ["b", "b", "b"]
+
+
+def test_acks_of_many_bytes_are_replaced_by_a_snapshot_before_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 requests with log-probabilities filled a log before the thousandth ack."""
+    monkeypatch.setattr(worker, "SNAPSHOT_BYTES", 5000)
+    calm = Scene(faults=Faults(), kills=0, pauses=0, restarts=0, cancels=0, snapshot_acks=1_000_000)
+    entries = [decode_entry(payload) for _, payload in run(1, calm).written]
+    assert any(isinstance(entry, Snapshot) for entry in entries)
