@@ -18,6 +18,10 @@ from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
 from shared.bus.permissions import may_answer
 
 VERSION = "0.1.0"
+# Micro wants a queue group for every endpoint; this one stands for none. A group, even of a single
+# member, would share its messages with the connection that the member had before, for as long as
+# the server takes that for alive: a minute where packets were lost in silence.
+NO_GROUP = "none"
 STOP_S = 5.0
 
 
@@ -52,7 +56,7 @@ class Intake:
 
         subscription = await self._client.subscribe(
             subject,
-            queue=queue,
+            queue="" if queue == NO_GROUP else queue,
             cb=received,
             pending_msgs_limit=PENDING_MSGS,
             pending_bytes_limit=PENDING_BYTES,
@@ -105,7 +109,6 @@ async def register(
             name=endpoint.name,
             subject=endpoint.subject,
             handler=handler,
-            # micro always uses a queue group; the only member of a group receives everything
-            queue_group=endpoint.queue or f"only-{service.id}",
+            queue_group=endpoint.queue or NO_GROUP,
             metadata={},
         )
