@@ -19,6 +19,10 @@ from shared.errors import ConfigError
 
 READY_S = 60.0  # JetStream reads its store before the port opens
 STOP_S = 10.0
+# As services ask the server (shared/bus/nats.py), so that both give a silent connection up after 10
+# to 15 s. The server's own is 2 minutes: for up to six, half of the messages of a queue group go to
+# a connection that its member has replaced.
+PING_S = 5
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
 # Stated, since the server's own default is a share of the room that the disk has at the start: on a
 # disk that is nearly full it would refuse the streams it has.
@@ -51,6 +55,8 @@ def server_config(
         f"host: {json.dumps(host)}",
         f"port: {port or -1}",
         f"max_payload: {max_payload_bytes}",
+        f'ping_interval: "{PING_S}s"',
+        "ping_max: 2",
     ]
     if jetstream is None:
         return lines

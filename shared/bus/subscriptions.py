@@ -77,6 +77,14 @@ class Intake:
             async with asyncio.timeout(STOP_S):
                 for subscription in subscriptions:
                     await subscription.drain()
+        for subscription in subscriptions:
+            if subscription._id in self._client._subs:
+                # not drained: nats-py would subscribe it anew with the next connection, and a queue
+                # group would lose its share of the messages to it
+                self._client._remove_sub(subscription._id)
+                subscription._stop_processing()
+                with contextlib.suppress(nats.errors.Error):
+                    await self._client._send_unsubscribe(subscription._id)
         self._on_stop(self)
 
 

@@ -5,6 +5,8 @@ unfit servers, leaving.
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -587,6 +589,33 @@ async def test_a_connection_that_went_silent_with_bytes_under_way_is_replaced(
     for each in lines:
         each.cancel()
     await asyncio.gather(*lines, return_exceptions=True)
+
+
+async def test_what_ended_while_the_server_was_silent_does_not_come_back_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planner left its seat, and went on taking half of the offers for it."""
+    monkeypatch.setattr("shared.bus.subscriptions.STOP_S", 0.2)
+    server, subject = NatsServer(), f"t.{uuid.uuid4().hex}"
+    url = server.start(tmp_path / "nats")
+    endpoints = [
+        Endpoint(name, f"{subject}.{name}", Echo, lambda msg, call: None, "seat") for name in "ab"
+    ]
+    try:
+        async with asyncio.timeout(WITHIN_S), connect(url, "service", drain_s=0.1) as bus:
+            served = await bus.serve("seat", endpoints, {})
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            await served.stop()
+            server.kill()
+            server.start(tmp_path / "nats", port=int(url.rpartition(":")[2]))
+            while not bus.counters.reconnects:
+                await asyncio.sleep(0.01)
+            for endpoint in endpoints:
+                with pytest.raises(NoResponders):
+                    await bus.request(endpoint.subject, Echo(text=""), Echo, timeout_s=5.0)
+    finally:
+        server.stop()
 
 
 async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> None:
