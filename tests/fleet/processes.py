@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def children_of(pid: int) -> list[int]:
-    """The child processes of all threads of a process."""
+def children_of(pid: int, of: str = "") -> list[int]:
+    """The child processes of all threads of a process; `of`: those with this word on their command
+    line.
+    """
     return [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
         for child in (task / "children").read_text().split()
+        if not of or of in Path(f"/proc/{child}/cmdline").read_text()
     ]
 
 

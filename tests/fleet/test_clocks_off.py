@@ -53,9 +53,9 @@ def test_a_jump_of_clocks_while_it_runs_harms_no_request(jump_s: float) -> None:
         assert check_verdicts(run(seed, scene)) > 3
 
 
-def test_a_storm_over_clocks_that_are_off_and_jump_breaks_nothing() -> None:
+def test_a_storm_over_clocks_that_are_off_breaks_nothing() -> None:
     for seed in range(10):
-        run(seed, Scene(keeps_time=True, skew_s=3600.0, jump_s=-150.0, over_s=15.0))
+        run(seed, Scene(keeps_time=True, skew_s=3600.0, over_s=15.0))
 
 
 def agreed(skews_s: dict[str, float], *, jump_s: float = 0.0, lost_s: float = 0.0) -> list[float]:

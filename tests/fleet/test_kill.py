@@ -259,7 +259,7 @@ async def test_sampled_text_goes_on_without_a_splice_when_a_torch_worker_or_its_
 
         async def kill_its_engine(_: Wire) -> None:
             assert worker.pid is not None
-            (engine,) = children_of(worker.pid)
+            (engine,) = children_of(worker.pid, "services.worker.engine_process")
             os.kill(engine, signal.SIGKILL)
 
         moved = await survive(

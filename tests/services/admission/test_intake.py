@@ -272,7 +272,8 @@ async def test_the_word_of_a_caller_takes_nothing_from_other_tenants() -> None:
         door = intake.Intake(rules, Tokenizer.builtin(), "", workers, str, "admission")
         record, _ = await door.read(
             replace(asked(None), tenant="acme", importance=10.0), RequestKey("acme.a"), "chat",
-            digest=b"", arrived_unix_s=clock.unix_s(), json=False, traceparent="", caller="",
+            payload_bytes=0, digest=b"", arrived_unix_s=clock.unix_s(), json=False, traceparent="",
+            caller="",
         )  # fmt: skip
         return record.importance
 

@@ -235,8 +235,9 @@ def test_no_engine_outlives_a_worker_that_was_killed(ready: bool) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", BEGIN, "0.0" if ready else "3600.0"], stdout=subprocess.PIPE
     ) as worker:
-        wait_for(lambda: len(children_of(worker.pid)) == 1, WITHIN_S)
-        (engine,) = children_of(worker.pid)
+        name = "services.worker.engine_process"
+        wait_for(lambda: len(children_of(worker.pid, name)) == 1, WITHIN_S)
+        (engine,) = children_of(worker.pid, name)
         assert worker.stdout is not None
         # what the engine logs as it begins to measure comes here, too
         said = worker.stdout.readline()
