@@ -4,6 +4,7 @@ Text is given on as it comes, as far as it is certain not to begin a call; argum
 writes them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
@@ -79,7 +80,7 @@ class _Before:
         return said, after
 
 
-class _Reader:
+class _Reader(ABC):
     """The common part: the pieces found so far, and the call being read."""
 
     def __init__(self) -> None:
@@ -93,8 +94,9 @@ class _Reader:
             self._feed(text[at : at + SLICE])
         return self._taken()
 
+    @abstractmethod
     def _feed(self, text: str) -> None:
-        raise NotImplementedError
+        """Read this slice of the text into `_pieces`."""
 
     def _say(self, text: str) -> None:
         if text:
