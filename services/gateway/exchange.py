@@ -143,8 +143,10 @@ class Exchanges:
             answering = tasks.create_task(run(), name="gateway.answer")
             self._answers[answer] = tenant, answering
             watching = tasks.create_task(watch(answering), name="gateway.watch")
-            await asyncio.wait({answering})
-            del self._answers[answer]
+            try:
+                await asyncio.wait({answering})
+            finally:
+                del self._answers[answer]
             if answering.cancelled() and answer.problem is not None:
                 with contextlib.suppress(ReaderStalled):
                     await answer.fail(answer.problem)

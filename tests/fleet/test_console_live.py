@@ -289,10 +289,11 @@ async def test_a_roster_names_the_slots_that_are_asked_for(fleet: Fleet) -> None
         assert answer.entries == []
 
 
-async def test_status_says_that_nothing_is_there() -> None:
+async def test_status_says_that_nothing_is_there(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadgen", "status", "--url", "nats://127.0.0.1:1",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},  # no other fleet is known
     )  # fmt: skip
     out, err = await process.communicate()
     assert process.returncode == 1 and out == b""
