@@ -55,6 +55,7 @@ class FleetTime:
         """`service`: its name; empty: a guest, who only reads the time."""
         self._bus, self._clock, self._service, self._instance = bus, clock, service, instance
         self._warned_unix_s, self._unheard = float("-inf"), 0
+        self._apart = False  # the fleet and the server are, which was told
         text = "The wall clock of this process's host minus the time of its fleet."
         if metrics is not None:
             gauge = metrics.gauge(names.HOST_CLOCK_AHEAD, text).labels()
@@ -97,14 +98,16 @@ class FleetTime:
         if ahead_s is None:
             return
         if abs(ahead_s) <= AGREE_S:
-            self._unheard = 0
+            self._unheard, self._apart = 0, False
             self._clock.slew(ahead_s, SYNC_S)
             return
         others_s = await self._others_ahead_s()
         if others_s:
             self._unheard = 0
             ours_s = median(others_s)
-            log.warning("time.server_jumped", by_s=ahead_s, others_ahead_s=ours_s)
+            if not self._apart:
+                log.warning("time.server_jumped", by_s=ahead_s, others_ahead_s=ours_s)
+            self._apart = True
             if abs(ours_s) <= AGREE_S:
                 self._clock.slew(ours_s, SYNC_S)
             else:
