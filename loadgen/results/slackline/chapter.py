@@ -53,28 +53,28 @@ policy. `--list` says which sections have runs to repeat.
   0.6, and no other moved. Its rules were chosen with seeds 1 to 3 of one load of hard paces, seeds
   40, 43 and 44 of those below, seeds 31, 33 and 34 of AdaServe's, and seeds 5000 to 5159 and 6000
   to 6299 of the loads drawn at random. Last, whole answers draft and hurry less; that was chosen on
-  [loads drawn as those of whole answers](decisions.md#2026-11-25-whole-answers-within-a-minute),
+  [loads drawn as those of whole answers](decisions.md),
   with other seeds of a script. It moved 2.1 points of `mix` under Ablation, 0.2 of the mix that
   drifts, and a few of the loads drawn at random by less than one.
 - What changed on 2026-11-26 concerns short KV and the batch that ends at a due time. Last, offers
   that would find no KV are declined, and drafts have blocks of their own
-  ([why](decisions.md#2026-11-26-slackline-offers-that-would-find-no-kv-and-kv-for-drafts)). What
+  ([why](decisions.md)). What
   changed on 2026-11-27 concerns KV where some requests are more important than others, paces that
   deadlines judge, and last whole answers some of which are more important. Of other loads no run
   changed, and those are older. It was chosen with seeds 40, 43, 44 and 51 to 53 of hard paces, 6300
   to 6590 of loads drawn at random, 43 and 44 of six loads of the matrix at 1.2 times their rates,
   short answers on a profile as flat as a CPU's, and for whole answers loads of a script.
 - What changed on 2026-11-28 concerns
-  [paces beside whole answers](decisions.md#2026-11-28-paces-beside-whole-answers), what counts
+  [paces beside whole answers](decisions.md), what counts
   before a pace is given up, and, where a TTLT is five minutes at most,
-  [what an answer in a hurry may cost](decisions.md#2026-11-28-what-an-answer-in-a-hurry-may-cost).
+  [what an answer in a hurry may cost](decisions.md).
   All runs with a TTLT, and those with several paces beside a short TTFT, are of that day. Last,
-  whole answers that give way have [a second look](decisions.md#2026-11-28-a-second-look). It was
+  whole answers that give way have [a second look](decisions.md). It was
   chosen with seeds 32, 61 and 62 of `mix` under What is misjudged, and with 13 of the loads of
   whole answers within a minute. Of the runs with TTLTs beyond five minutes it moved some of half an
   hour; 119 shorter ones were run again, and none had other figures.
 - What changed on 2026-11-29 concerns requests with a TTLT beside another bound
-  ([why](decisions.md#2026-11-29-slos-with-several-bounds)). One table has such tiers.
+  ([why](decisions.md)). One table has such tiers.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths. Some of
   these stand below: 31 under Overload, 32 under What is misjudged, 33 under Ablation, 34 under
   Fleets, 35 under the rate at which it keeps 90 %, and 35 to 37 under Capacity.

@@ -160,7 +160,7 @@ In the mean `slackline` is 2.8 points ahead of whichever of the ten is best on a
 comes nearest: on half of the loads it is within 0.5 points. On two loads `slackline` is behind by
 more than half a point. On 7018 drafts would pay beside prompts, though plain passes keep every
 pace; on other loads such drafts cost more than they bring here
-([decisions.md](decisions.md#2026-11-25-random-loads-that-nothing-was-tuned-with)). On
+([decisions.md](decisions.md)). On
 3044 it was not looked for. Seeds 3000 to 3049 have been on this page for long, and a change
 that would have lost there was not made. So it was once with 7044.
 """,

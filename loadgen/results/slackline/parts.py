@@ -219,7 +219,7 @@ matters to whole answers beside tight requests: 4.5 points of `mix`. What early 
 most where windows of ten judge short prompts: 3.3 points of Reasoning, and with the seeds and the
 rate of the first table, before the last changes, 11.0. Where deadlines judge it matters to `mix`
 (1.8), and to short answers with a pace near a pass
-([decisions.md](decisions.md#2026-11-27-earned-time-where-no-prefill-waits)).
+([decisions.md](decisions.md)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. Where there is enough KV the door and relegation from the queue are
@@ -254,13 +254,13 @@ Where whole answers are due within 30 and 90 s and overload lasts, the order of 
 22.2 points, that a TTLT may not shorten every iteration 7.4, and that answers in a hurry are let go
 4.2. The second look at what gives way is worth 0.9 there and nothing on `mix`; that whole answers
 go back by 8 ms a token 2.1 on `mix` and 0.2 there. Chat never goes back on these loads
-([decisions.md](decisions.md#2026-11-28-a-second-look) has some on which it does). Late first tokens
+([decisions.md](decisions.md) has some on which it does). Late first tokens
 that are made up for bring 1.7 where `ttlt` judges.
 
 That important requests are done early costs 0.5 in the one column that has any, and with one seed
 2.3. It came for replicas near a collapse, where without it 80 to 98 % of the important ones were
 kept in place of 97 to 100
-([decisions.md](decisions.md#2026-11-22-live-against-simulated-near-a-collapse)).
+([decisions.md](decisions.md)).
 
 Without a switch are how long drafts last by size, which predictions that are exact leave nothing to
 do, and the blocks left to drafts. [slackline-leads.md](slackline-leads.md) and

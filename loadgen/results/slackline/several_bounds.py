@@ -80,7 +80,7 @@ counts as three.""",
 In the mean `slackline` is 1.1 points ahead of whichever of the ten is best on a load, and 5.2 or
 more ahead of each of them. It is behind by more than half a point on six loads, by up to 5.3.
 Nothing was tuned with these seeds; the rule was chosen with others
-([decisions.md](decisions.md#2026-11-29-slos-with-several-bounds)). Where it is behind (a script, no
+([decisions.md](decisions.md)). Where it is behind (a script, no
 command of the project):
 
 - On 9406 34 of 314 requests with a pace of 150 ms and a TTLT of 27 s end too late, and 10 under

@@ -39,6 +39,6 @@ important one counts as three.""",
 In the mean `slackline` is 4.4 points ahead of whichever of the ten is best on a load, and behind by
 more than half a point on two of the 24. Nothing was tuned with these seeds; what had been wrong was
 found with 60 others
-([decisions.md](decisions.md#2026-11-27-slackline-random-loads-whose-kv-is-short)).
+([decisions.md](decisions.md)).
 """,
 )

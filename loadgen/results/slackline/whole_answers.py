@@ -71,7 +71,7 @@ end too late, and 9 and 13 % under `sjf`. On 9038 requests hardly wait under eit
 while a prefill had half of its TTLT; no command of the project.)
 
 With 13 of these loads the second look at what gives way was chosen
-([decisions.md](decisions.md#2026-11-28-a-second-look)); without it the policy was 1.4 points ahead,
+([decisions.md](decisions.md)); without it the policy was 1.4 points ahead,
 and behind on 11 loads by up to 8.4. Nothing else was tuned with these seeds. Before what an answer
 in a hurry costs was counted by those that give way it was 1.1 points ahead, and behind on 13 loads
 by up to 5.7: five loads gained 3.9 to 6.0 points by that, and three lost 3.3 to 5.0 (9001, 9010,
