@@ -13,6 +13,7 @@ import msgspec
 
 from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 from loadgen.fleet.section_settings import File, ask_services
+from loadgen.markdown import wrap
 from shared.misfit import UNKNOWN_FIELD, there_are
 from shared.process.configuration import FLEET_KEYS, PREFIX
 from shared.written import reading, text_of
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.what == "fields":
-        print("\n".join(_markdown(ask_services({f"{PREFIX}CONFIG": ""}))))
+        print(wrap("\n".join(_markdown(ask_services({f"{PREFIX}CONFIG": ""})))))
         return 0
     if args.what == "schema":
         schema = ask_services({f"{PREFIX}CONFIG": ""}).schema
@@ -117,15 +118,15 @@ def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
 
 
 def _markdown(file: File) -> Iterator[str]:
-    """A table for what all services share, one for each section, and those of tiers and tenants."""
-    yield from _table("At the top of the file, for all services", _fleet(file))
+    """A list of what all services share, one of each section, and those of tiers and tenants."""
+    yield from _list("At the top of the file, for all services", _fleet(file))
     for section in file.sections:
         rows = {
             field.name: (field.meaning, field.default)
             for field in section.fields
             if not field.fleet or (section.section == "gateway" and field.name == "keys")
         }
-        yield from _table(f"`[{section.section}]`", rows)
+        yield from _list(f"`[{section.section}]`", rows)
     for title, name in (
         ("`[tiers.NAME]`", "Tier"),
         ("`slo`", "Slo"),
@@ -136,7 +137,7 @@ def _markdown(file: File) -> Iterator[str]:
             key: (each.get("description", ""), each.get("default"))
             for key, each in properties.items()
         }
-        yield from _table(title, rows)
+        yield from _list(title, rows)
 
 
 def _fleet(file: File) -> dict[str, tuple[str, Any]]:
@@ -146,9 +147,9 @@ def _fleet(file: File) -> dict[str, tuple[str, Any]]:
     return {name: found[name] for name in FLEET_KEYS}
 
 
-def _table(title: str, rows: dict[str, tuple[str, Any]]) -> Iterator[str]:
-    yield from (f"### {title}", "", "| field | default | meaning |", "|---|---|---|")
+def _list(title: str, rows: dict[str, tuple[str, Any]]) -> Iterator[str]:
+    yield from (f"### {title}", "")
     for name, (meaning, default) in rows.items():
-        shown = "" if default in (None, "", {}, []) else f"`{_plain(default)}`"
-        yield f"| `{name}` | {shown} | {meaning} |"
+        shown = "" if default in (None, "", {}, []) else f" (`{_plain(default)}`)"
+        yield f"- `{name}`{shown}: {meaning}"
     yield ""

@@ -245,7 +245,7 @@ async def test_every_query_has_data_of_a_real_fleet_and_exemplars_lead_to_its_tr
 async def check_the_page(scraped: Prometheus) -> None:
     """docs/metrics.md has every name that was scraped, and no other."""
     page = (HERE.parents[2] / "docs" / "metrics.md").read_text()
-    told = set(re.findall(r"^\| `([a-z0-9_:]+)` \|", page, re.MULTILINE))
+    told = set(re.findall(r"^- `([a-z0-9_:]+)`", page, re.MULTILINE))
     jobs = '{job=~"gateway|slackline"}'
     scraped_names = {
         re.sub("_(bucket|sum|count)$", "", name)
