@@ -48,7 +48,7 @@ QUICK = Rush(
     wait_s=20.0,
     pace=0.2,
 )
-FCFS_CHUNK_TOKENS = 2048  # the best of a sweep: docs/demo.md
+FCFS_CHUNK_TOKENS = 2048  # the best of a sweep on its load
 POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
     ("slackline", {}),
