@@ -101,7 +101,7 @@ fuzz: $(STAMP) ## generated and damaged messages at every decoder, service and e
 	  seed=$$((seed + 1)); \
 	done
 
-chaos: $(STAMP) ## every fault on live fleets, with one broker and with three; into docs/reliability.md (ten minutes)
+chaos: $(STAMP) ## every fault on live fleets, with one broker and with three; into out/chaos (ten minutes)
 	$(PY) -m tests.chaos $(ARGS)
 
 audit: $(STAMP) ## known vulnerabilities of every pinned package, as PyPI has them

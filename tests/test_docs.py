@@ -21,6 +21,15 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
 FOLDERS = ("shared", "services", "loadgen", "infra", "tests", "docs")
 WIDTH = 100
+# The pages about how good it is: they have figures of machines and dates. All others say what is.
+LABORATORY = {
+    f"docs/{name}.md"
+    for name in (
+        "advise", "bench", "bound", "drafts", "policies", "profiles", "results", "simulator",
+        "slackline", "slackline-leads", "slackline-results", "vllm", "which-policy",
+    )
+}  # fmt: skip
+WORDS = 23_300  # of the others together; 40,000 of all once the laboratory's are short, too
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -199,6 +208,19 @@ def test_lines_are_short(page: Path) -> None:
     lines = enumerate(prose(page.read_text()).splitlines(), start=1)
     longer = [(n, line) for n, line in lines if len(line) > WIDTH]
     assert [n for n, line in longer if not line.startswith(("|", "![")) and "://" not in line] == []
+
+
+def test_pages_are_few_words_together() -> None:
+    words = {title(page): len(page.read_text().split()) for page in PAGES}
+    assert words.keys() > LABORATORY
+    assert sum(n for name, n in words.items() if name not in LABORATORY) <= WORDS, words
+
+
+@every_page
+def test_no_date_stands_outside_the_laboratory(page: Path) -> None:
+    """A page says what is. What was is in git."""
+    dated = re.findall(r"\b20\d\d-\d\d-\d\d\b", page.read_text())
+    assert title(page) in LABORATORY or dated == []
 
 
 def test_commands_are_found_wherever_they_stand() -> None:

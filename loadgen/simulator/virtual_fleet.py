@@ -39,8 +39,8 @@ from shared.schemas import (
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
 ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
-# From a worker's death until its requests have their next place: docs/reliability.md, "kill
-# worker".
+# From a worker's death until its requests have their next place: docs/reliability.md, "What bounds
+# the silence".
 SEEN_S = 1.1
 LOST_LIMIT = 5  # as services/admission/config.py
 

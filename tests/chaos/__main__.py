@@ -1,6 +1,6 @@
 """`make chaos`: every fault on a fleet with one broker and on one with three; ten minutes.
 
-Prints a line for each, writes timelines to out/chaos, and the table of docs/reliability.md.
+Prints a line for each, and writes timelines and the table to out/chaos.
 `--only TEXT` does the faults whose name has this text; `--seed` draws the load.
 """
 
@@ -45,7 +45,7 @@ async def main(only: str, seed: int) -> int:
                     tables.setdefault(where, []).append(outcome)
                     print(row(outcome), flush=True)
     if not only and not broken:
-        write(tables)
+        write(tables, OUT / "table.md")
     return len(broken)
 
 
