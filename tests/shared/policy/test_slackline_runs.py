@@ -232,11 +232,10 @@ def test_of_two_alike_the_more_important_is_never_the_one_that_is_lost(
       a moment too late.
 
     On 320 loads 1,858 important requests missed their SLO, and 5,993 of the others. Of the former 9
-    had a twin that met it; 166 had one before whole answers went by importance (docs/decisions.md,
-    2026-11-27). On 100 loads judged by `ttlt`, drawn by a script, 811 missed it, and 2,310 of the
-    others; none of the former had a twin that met it. To take time from decodes for more important
-    prompts was tried. It cost other requests 2 to 18 points, and kept no more important ones than
-    the margin of 0.2 s does (docs/decisions.md, 2026-11-22).
+    had a twin that met it; 166 had one before whole answers went by importance. On 100 loads judged
+    by `ttlt`, drawn by a script, 811 missed it, and 2,310 of the others; none of the former had a
+    twin that met it. To take time from decodes for more important prompts was tried. It cost other
+    requests 2 to 18 points, and kept no more important ones than the margin of 0.2 s does.
     """
     names = [f"t{n}" for n in range(len(slos))]
     tiers = TierSet(

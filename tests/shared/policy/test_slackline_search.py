@@ -260,7 +260,7 @@ def test_what_fresh_random_loads_have_found_stays_mended(seed: int) -> None:
 # Loads of docs/slackline-results.md on which it is three points behind or more, and not mended: how
 # many requests are offered, and what it loses there now. Where the best of the ten is ahead:
 # - 7018, drawn at random: adaserve, which loses 6, by 8.0 points (an important request counts as
-#   three). Drafts would pay there beside prompts, and cost more on other loads (docs/decisions.md).
+#   three). Drafts would pay there beside prompts, and cost more on other loads.
 # - 9001, whole answers: sjf, which loses 275, by 7.3 points. The cause is known in part: requests
 #   wait for longer before they begin, and more of those that begin in time end too late
 #   (docs/slackline-results.md).
