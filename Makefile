@@ -86,7 +86,7 @@ bench: $(STAMP) ## figures of the hot path, printed and as JSON
 	.venv/bin/slackline bench $(ARGS)
 
 results: $(STAMP) ## the papers' tables and figures by simulation, into docs/results.md and docs/which-policy.md (hours; goes on where it stopped)
-	$(PY) -m loadgen.results $(ARGS)
+	$(PY) -m loadgen.lab.papers $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
 	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/fleet/test_protocol.py $(ARGS)
@@ -118,7 +118,7 @@ screenshots: $(STAMP) ## the pictures of the console in docs/, of a simulated fl
 	$(PY) -m tests.fleet.console_screenshots $(ARGS)
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
-	$(PY) -m loadgen.training --out out/models $(ARGS)
+	$(PY) -m loadgen.lab.training --out out/models $(ARGS)
 
 clean: ## removes .venv, caches and outputs
 	rm -rf .venv .venv-vllm-* .venv-clients out var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

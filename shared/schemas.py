@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from shared.diary import Cause, Diary, Happening, Neighbour
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
+from shared.request_timeline import Cause, Diary, Happening, Neighbour
 from shared.structured import Structured
 from shared.vocabulary import (
     Count,
@@ -372,7 +372,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The only truth about where a request is. It changes by compare-and-set alone, as
-    shared/core/record.py says, and has a verdict once the request has ended.
+    shared/core/record/record.py says, and has a verdict once the request has ended.
     """
 
     key: RequestKey
@@ -407,7 +407,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     verdict: Verdict | None = None
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
-    asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
+    asked: bytes = b""  # the digest of what the client asked for (intake/idempotency.py)
     weight: Weight = 1.0  # of its tenant, beside those whose requests are equally important
     # until then a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf

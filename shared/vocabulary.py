@@ -38,7 +38,7 @@ class ServiceClass(StrEnum):
 
 
 class RecordState(StrEnum):
-    """The state of a record as it is stored; shared/core/record.py has every change of it.
+    """The state of a record as it is stored; shared/core/record/record.py has every change of it.
 
     ACTIVE is stored as "placing", which is older than its meaning, so that records written before
     an upgrade stay readable. The stored state does not say whether an active request waits for a
@@ -68,7 +68,7 @@ class FinishReason(StrEnum):
 
 
 class Definition(StrEnum):
-    """The definition by which an SLO counts as met (shared/core/judgement.py)."""
+    """The definition by which an SLO counts as met (shared/core/record/judgement.py)."""
 
     DEADLINE = "deadline"
     MEAN_TPOT = "mean-tpot"

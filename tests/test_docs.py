@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli import COMMANDS
+from loadgen.cli.main import COMMANDS
 from shared.bus.permissions import TABLE
 from shared.process.configuration import SECTIONS, WATCHED
 

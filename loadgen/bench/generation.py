@@ -30,7 +30,7 @@ def measure(quick: bool, say: Say) -> list[Figure]:
     command = [
         sys.executable,
         "-m",
-        "services.worker.engine_bench",
+        "services.worker.bench.engine",
         "--json",
         *(["--quick"] if quick else []),
     ]

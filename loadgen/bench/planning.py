@@ -13,8 +13,7 @@ from typing import NamedTuple
 from loadgen.bench.figure import Figure, spread
 from loadgen.bench.stand_in_worker import StandInWorker
 from shared.bus import codec
-from shared.core.replica import ReplicaCore
-from shared.core.replica_events import (
+from shared.core.replica.events import (
     Acked,
     HoldDone,
     Offered,
@@ -23,6 +22,7 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
 )
+from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
 from shared.perf import profile_file as profiles
 from shared.policy import registry

@@ -17,7 +17,7 @@ from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
-from shared.tiers import QOSERVE_3
+from shared.rules.tiers import QOSERVE_3
 
 PART = "simulator"
 PROFILE = "a100-llama3-8b"

@@ -14,7 +14,7 @@ from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
 from loadgen.load.mix import PlannedRequest
 from shared.perf.iteration_time import Profile
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 
 BLOCK_TOKENS = 16  # of KV: a part of a block at the end of a replica's memory holds nothing
 LENGTHS_TOKENS = 1024  # tables of charges are made for multiples of it

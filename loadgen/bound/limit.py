@@ -13,7 +13,7 @@ from loadgen.bound.relaxations import met_by_relaxation
 from loadgen.load.mix import PlannedRequest
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 
 SLIVER = 1e-6  # of a request: more than rounding can take from a bound
 

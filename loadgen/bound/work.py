@@ -16,7 +16,7 @@ from shared.measure import CLOSE_S, WINDOW_TOKENS
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.perf.zero_load import CHUNK_TOKENS, ttft_s
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 from shared.vocabulary import Definition, Slo
 
 MAX_TPOT_10, TTLT = Definition.MAX_TPOT_10, Definition.TTLT
@@ -131,7 +131,7 @@ def _after_s(slo: Slo, steps: int) -> tuple[float, float, float, float]:
     """Seconds after arrival: the deadline of the first token, that of the last one, and that of
     step k as a start and a pace.
 
-    Source: shared/core/judgement.py; deviation: weaker where a definition does not judge by
+    Source: shared/core/record/judgement.py; deviation: weaker where a definition does not judge by
     deadlines (docs/bound.md, 2).
     """
     definition, first_s, last_s = slo.definition, _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)

@@ -26,7 +26,7 @@ from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.tiers import load_tiers
+from shared.rules.tiers import load_tiers
 
 TIERS, BURSTS = "demo-3", "demo"
 # Beyond these limits the figures say more about the machine than about the policies.

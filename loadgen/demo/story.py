@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.load.report import seconds
-from shared.process import conventions as names
+from shared.telemetry import conventions as names
 
 # The attributes at the end of a line, under short names.
 SHOWN = {

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shared.errors import ConfigError
-from shared.process.exposition import (
+from shared.telemetry.exposition import (
     OPEN_METRICS,
     OPEN_METRICS_END,
     PROMETHEUS,

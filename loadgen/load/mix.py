@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from loadgen.load.workload import LengthSource
 from shared.errors import ConfigError
+from shared.rules.tiers import TierSet
 from shared.subjects import DEFAULT_TENANT
-from shared.tiers import TierSet
 
 IMPORTANT = 10.0  # a paying caller weighs as much as ten others
 

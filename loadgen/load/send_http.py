@@ -11,7 +11,7 @@ from loadgen.load.send_nats import prompt_ids
 from loadgen.load.tally import Outcome
 from shared.client.client import Now
 from shared.errors import UNDECODABLE, BusError, ConfigError
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 from shared.vocabulary import FinishReason
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loadgen.load.mix import PlannedRequest
-from shared.core.judgement import missed
+from shared.core.record.judgement import missed
 from shared.errors import PeerError
 from shared.measure import Measure
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 from shared.vocabulary import FinishReason, Slo
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.misjudged import Scatter
-from shared.core.admission import AdmissionSettings
-from shared.core.relegation import RelegationSettings
+from shared.core.admission.admission import AdmissionSettings
+from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
 
 # The mean probability that the first token of a draft is accepted, where none is asked for: a

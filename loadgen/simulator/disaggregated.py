@@ -24,7 +24,7 @@ from itertools import count
 from loadgen.simulator.deployment import ReplicaFacts
 from loadgen.simulator.simulation import SimulationResult
 from loadgen.simulator.traffic import Planned, Traffic, stored_as
-from shared.core.judgement import missed
+from shared.core.record.judgement import missed
 from shared.errors import ConfigError
 from shared.measure import Measure
 from shared.perf import profile_file as profiles

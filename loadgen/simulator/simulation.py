@@ -20,7 +20,7 @@ from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
 from loadgen.simulator.virtual_replica import VirtualReplica
-from shared.core.verdict import GOOD_ENDS
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import draft_of

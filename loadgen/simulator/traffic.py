@@ -10,8 +10,8 @@ from loadgen.simulator.virtual_fleet import ADMISSION
 from shared.errors import ConfigError
 from shared.perf.iteration_time import Profile
 from shared.perf.zero_load import in_seconds
+from shared.rules.tiers import TierSet
 from shared.schemas import Body, Record, Sampling
-from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
 EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest

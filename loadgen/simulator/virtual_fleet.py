@@ -1,9 +1,10 @@
 """A fleet in virtual time: records in a dict, the cores of admission and relegation, and replicas.
 Each step takes its stated latency.
 
-It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in
-the same order. No message is lost, so every compare-and-set succeeds and no offer is ever in doubt.
-Workers may die: what they had in their logs goes on elsewhere once the death is seen.
+It does what the live shells do, in the same order (services/admission, services/relegation,
+shared/placing/place.py). No message is lost, so every compare-and-set succeeds and no
+offer is ever in doubt. Workers may die:
+ what they had in their logs goes on elsewhere once the death is seen.
 
 Where digests take time to travel, they are published as often as live ones. Where they take none,
 the fleet reads one only when a core needs it: when a request arrives or waits for a place, and the
@@ -18,11 +19,20 @@ from typing import Any, assert_never
 from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
-from shared.core import admission, relegation
-from shared.core import record as life
-from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings
+from shared.core.admission import admission
+from shared.core.admission.admission import (
+    AdmissionCore,
+    AdmissionEvent,
+    AdmissionSettings,
+)
 from shared.core.offer import as_offer
-from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
+from shared.core.record import record as life
+from shared.core.relegation import relegation
+from shared.core.relegation.relegation import (
+    RelegationCore,
+    RelegationEvent,
+    RelegationSettings,
+)
 from shared.core.tick import Tick
 from shared.routing.pipeline import Router
 from shared.schemas import (

@@ -18,8 +18,7 @@ from typing import Protocol, assert_never
 from loadgen.simulator.latency import Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_worker import VirtualWorker
-from shared.core.replica import ReplicaCore, ReplicaSettings
-from shared.core.replica_events import (
+from shared.core.replica.events import (
     Acked,
     Answer,
     HoldDone,
@@ -31,6 +30,7 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
 )
+from shared.core.replica.replica import ReplicaCore, ReplicaSettings
 from shared.core.tick import Tick
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile

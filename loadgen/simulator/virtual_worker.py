@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
-from shared.core.flight import shape_of
-from shared.core.held_request import seed_of
+from shared.core.replica.in_flight import shape_of
+from shared.core.worker.held_request import seed_of
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape

@@ -2,7 +2,7 @@
 
 from shared.policy import registry
 from shared.process.configuration import Connected
-from shared.rules import TenantSource, TierSource
+from shared.rules.rules import TenantSource, TierSource
 
 
 class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,15 +12,15 @@ import structlog
 from services.admission.workers import Workers
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.core import record as life
+from shared.core.record import record as life
 from shared.errors import BusError, PeerError
+from shared.placing.ending import Ending
+from shared.placing.place import Placer
 from shared.process.logs import traced
 from shared.schemas import LogEntry, Record, Resume
 from shared.store import acklog
 from shared.store.acklog import Story
-from shared.store.ending import Ending
 from shared.store.outputs import ENDED_TTL_S
-from shared.store.place import Placer
 from shared.store.records import Listing, Records
 from shared.vocabulary import ReplicaId, RequestKey
 

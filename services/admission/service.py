@@ -14,19 +14,19 @@ import structlog
 from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
-from services.admission.door import Door
-from services.admission.explaining import Explanations
-from services.admission.intake import Intake
-from services.admission.replay import Replays
-from services.admission.stall import Stall
+from services.admission.endpoints.explain import Explanations
+from services.admission.endpoints.replay import Replays
+from services.admission.endpoints.tokenize import TokenDesk
+from services.admission.intake.gate import Door
+from services.admission.intake.reading import Intake
+from services.admission.intake.stall import Stall
+from services.admission.intake.token_bucket import TokenBuckets
 from services.admission.sweep import Sweep
-from services.admission.token_desk import TokenDesk
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.core import record as life
-from shared.core.admission import (
+from shared.core.admission.admission import (
     AdmissionAction,
     AdmissionCore,
     AdmissionEvent,
@@ -45,18 +45,26 @@ from shared.core.admission import (
     Unplanned,
 )
 from shared.core.offer import as_offer
+from shared.core.record import record as life
 from shared.core.shared_room import Line, Shares
-from shared.core.token_bucket import TokenBuckets
 from shared.errors import BusError, BusTimeout, PeerError, StoreFull
 from shared.models import shipped as models
+from shared.placing.ending import Ending
+from shared.placing.offer_metrics import OfferMetrics
+from shared.placing.outcomes import Outcomes
+from shared.placing.place import (
+    PlaceDeclined,
+    PlaceGone,
+    PlaceHeld,
+    PlaceOutcome,
+    Placer,
+    PlaceUnplanned,
+)
 from shared.policy import registry
-from shared.process import conventions as names
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
-from shared.process.instruments import Registry
 from shared.process.logs import traced
 from shared.process.reload import follow_files, rules_of
-from shared.process.telemetry import TRACEPARENT, Tracing
 from shared.schemas import (
     Announce,
     Attach,
@@ -76,21 +84,13 @@ from shared.schemas import (
     Settled,
     Tokenize,
 )
-from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
-from shared.store.offer_metrics import OfferMetrics
-from shared.store.outcomes import Outcomes
 from shared.store.outputs import ENDED_TTL_S
-from shared.store.place import (
-    PlaceDeclined,
-    PlaceGone,
-    PlaceHeld,
-    PlaceOutcome,
-    Placer,
-    PlaceUnplanned,
-)
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records, Stored
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import TRACEPARENT, Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 

@@ -16,15 +16,15 @@ from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.core import record as life
-from shared.core.admission import AdmissionCore, AdmissionEvent, Opened
-from shared.core.admission import Lost as ReplicaLost
+from shared.core.admission.admission import AdmissionCore, AdmissionEvent, Opened
+from shared.core.admission.admission import Lost as ReplicaLost
+from shared.core.record import record as life
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
+from shared.placing.ending import Ending
+from shared.placing.place import Placer
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record
 from shared.store.acklog import Story, decode_log, encode_entry, fold_in_turns
-from shared.store.ending import Ending
 from shared.store.leases import holders
-from shared.store.place import Placer
 from shared.store.presence import Absences
 from shared.store.records import Records, Stored
 from shared.subjects import ack_log

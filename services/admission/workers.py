@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import structlog
 
+from services.admission.skew import Offset
 from shared.clock import Clock
 from shared.features import abilities, meets
-from shared.process.conventions import CLOCK_OFFSET, REPLICAS, REPLICAS_LOST
-from shared.process.instruments import Registry
-from shared.process.skew import Offset
 from shared.schemas import Announce
+from shared.telemetry.conventions import CLOCK_OFFSET, REPLICAS, REPLICAS_LOST
+from shared.telemetry.instruments import Registry
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 T = TypeVar("T")

@@ -4,10 +4,12 @@ import socket
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import check_certificate, listen, serve
-from shared.process import logs, metering, tracing
+from services.gateway.telemetry import metering
+from shared.process import logs
 from shared.process.configuration import load
 from shared.process.main import run_until_stopped, stop_on_signals, told_settings
 from shared.process.reload import rules_of, tiers_in
+from shared.telemetry import tracing
 
 
 async def main() -> None:

@@ -16,42 +16,46 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from services.gateway import chats, completions, envelope, openapi, responses, translate
-from services.gateway.alive import Fleet
-from services.gateway.asking import UNKNOWN_FIELD, without_unknown
-from services.gateway.batch_asking import BatchAsker
-from services.gateway.batch_runner import BatchRunner
-from services.gateway.batch_store import BatchStore
-from services.gateway.batches import Batches
-from services.gateway.chats import ChatBody
+from services.gateway import openapi
+from services.gateway.api import chats, completions, translate
+from services.gateway.api.alive import Fleet
+from services.gateway.api.asking import UNKNOWN_FIELD, without_unknown
+from services.gateway.api.chats import ChatBody
+from services.gateway.api.completions import CompletionBody
+from services.gateway.api.generation import Exchanges
+from services.gateway.api.model_list import Model, ModelList
+from services.gateway.api.responses import responses
+from services.gateway.api.responses.responses import ResponseBody
+from services.gateway.api.texts import Texts
+from services.gateway.batches.asking import BatchAsker
+from services.gateway.batches.endpoints import Batches
+from services.gateway.batches.file_store import FileStore
+from services.gateway.batches.files import Files
+from services.gateway.batches.runner import BatchRunner
+from services.gateway.batches.store import BatchStore
 from services.gateway.clocks import Clocks
-from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
-from services.gateway.cross_origin import METHODS, READABLE, CrossOrigin
-from services.gateway.envelope import Problem, Rejected
-from services.gateway.exchange import Exchanges
-from services.gateway.file_store import FileStore
-from services.gateway.files import Files
-from services.gateway.guard import read_tenant
-from services.gateway.json_bytes import encode
-from services.gateway.model_list import Model, ModelList
-from services.gateway.responses import ResponseBody
-from services.gateway.slo_headers import header_at_fault
-from services.gateway.texts import Texts
-from services.gateway.visits import Serve, Visit, Visits
+from services.gateway.http import envelope
+from services.gateway.http import headers as request_headers
+from services.gateway.http.cross_origin import METHODS, READABLE, CrossOrigin
+from services.gateway.http.envelope import Problem, Rejected
+from services.gateway.http.guard import read_tenant
+from services.gateway.http.json_bytes import encode
+from services.gateway.http.slo_headers import header_at_fault
+from services.gateway.http.visits import Serve, Visit, Visits
+from services.gateway.telemetry.gen_ai import GenAi
 from shared.bus.api import KeyValue
 from shared.bus.objects import Objects
 from shared.client.client import Client
 from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
-from shared.process import telemetry
-from shared.process.about import about
-from shared.process.exposition import exposition
-from shared.process.gen_ai import GenAi
-from shared.process.instruments import Registry
-from shared.rules import Rules
+from shared.rules.rules import Rules
+from shared.telemetry import telemetry
+from shared.telemetry.about import about
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 
 LOOK_S = 0.5  # between two looks at the keys
 READY_S = 1.0  # for the answer of an admission; it takes 1 ms
@@ -240,11 +244,11 @@ class Gateway:
     async def _ask(self, api: Api, visit: Visit) -> None:
         """Answers one of OpenAI's questions to a model."""
         headers = visit.headers
-        visit.request_id = translate.read_request_id(headers)
-        translate.check_names(headers)
+        visit.request_id = request_headers.read_request_id(headers)
+        request_headers.check_names(headers)
         raw = await visit.read()
         names = list[str]()
-        if translate.read_flag(headers, translate.LENIENT, False):
+        if request_headers.read_flag(headers, request_headers.LENIENT, False):
             raw, names = without_unknown(raw, api.kind)
             visit.ignore(names)
         try:
@@ -268,7 +272,7 @@ class Gateway:
         except PeerError as error:
             problem = envelope.of_error(error)
             if problem.code == UNKNOWN_FIELD:
-                hint = f"with {translate.LENIENT}: true unknown fields are ignored"
+                hint = f"with {request_headers.LENIENT}: true unknown fields are ignored"
                 problem = replace(problem, message=f"{problem.message}; {hint}")
             param = header_at_fault(headers, problem.param)
             param = api.params.get(param or "", param)

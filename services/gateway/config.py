@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.process.configuration import Connected
-from shared.rules import TenantSource, TierSource, read_tenants
+from shared.rules.rules import TenantSource, TierSource, read_tenants
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 

@@ -22,8 +22,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from services.gateway.config import GatewayConfig, is_loopback
-from services.gateway.envelope import Problem, Rejected
-from services.gateway.json_bytes import encode
+from services.gateway.http.envelope import Problem, Rejected
+from services.gateway.http.json_bytes import encode
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
@@ -31,8 +31,8 @@ from shared.console.collector import Collector
 from shared.console.listening import listening
 from shared.console.picture import WhyPicture, why_picture
 from shared.errors import BusError, PeerError
-from shared.http_keys import HttpKeys
-from shared.rules import Rules
+from shared.rules.http_keys import HttpKeys
+from shared.rules.rules import Rules
 from shared.schemas import Explain, Explanation
 from shared.vocabulary import RequestKey
 

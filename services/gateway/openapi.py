@@ -10,26 +10,27 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from services.gateway import slo_headers, translate
-from services.gateway.batch_record import Batch
-from services.gateway.batches import BatchBody
-from services.gateway.chats import ChatBody, ChatChoice
-from services.gateway.completions import CompletionBody, CompletionChoice
-from services.gateway.dialect import Reply
-from services.gateway.envelope import Envelope
-from services.gateway.file_store import FileObject
-from services.gateway.files import Deleted, Page
-from services.gateway.guard import TENANT
-from services.gateway.model_list import Model, ModelList
-from services.gateway.response_frame import ResponseReply
-from services.gateway.responses import (
+from services.gateway.api.api_format import Reply
+from services.gateway.api.chats import ChatBody, ChatChoice
+from services.gateway.api.completions import CompletionBody, CompletionChoice
+from services.gateway.api.model_list import Model, ModelList
+from services.gateway.api.responses.frame import ResponseReply
+from services.gateway.api.responses.responses import (
     FlatNamed,
     FlatTool,
     Reasoning,
     ResponseBody,
     TextFormat,
 )
-from services.gateway.texts import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from services.gateway.api.texts import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from services.gateway.batches.endpoints import BatchBody
+from services.gateway.batches.file_store import FileObject
+from services.gateway.batches.files import Deleted, Page
+from services.gateway.batches.record import Batch
+from services.gateway.http import headers as request_headers
+from services.gateway.http import slo_headers
+from services.gateway.http.envelope import Envelope
+from services.gateway.http.guard import TENANT
 
 JSON, EVENTS, TEXT, FORM = (
     "application/json",
@@ -131,14 +132,14 @@ MILLISECONDS = {
 }
 PLAIN = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_-]+$"}
 HEADERS: Mapping[str, Mapping[str, Any]] = {
-    translate.IDEMPOTENCY_KEY: PLAIN,
-    translate.CORRELATION_ID: {"type": "string", "maxLength": 256},
-    **{name: {"type": "string", "maxLength": 64} for name in translate.TIER_HEADERS},
+    request_headers.IDEMPOTENCY_KEY: PLAIN,
+    request_headers.CORRELATION_ID: {"type": "string", "maxLength": 256},
+    **{name: {"type": "string", "maxLength": 64} for name in request_headers.TIER_HEADERS},
     **{name: MILLISECONDS for names in slo_headers.SLO_HEADERS.values() for name in names},
-    translate.ALLOW_RELEGATION: {"enum": ["true", "false"]},
-    translate.LENIENT: {"enum": ["true", "false"]},
-    translate.VERDICT: {"enum": ["true", "false"]},
-    translate.APPLICATION: {"type": "string"},
+    request_headers.ALLOW_RELEGATION: {"enum": ["true", "false"]},
+    request_headers.LENIENT: {"enum": ["true", "false"]},
+    request_headers.VERDICT: {"enum": ["true", "false"]},
+    request_headers.APPLICATION: {"type": "string"},
     TENANT: PLAIN,
 }
 FORM_SCHEMA = {

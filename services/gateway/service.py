@@ -14,13 +14,14 @@ from typing import Any
 import uvicorn
 from msgspec.structs import replace
 
-from services.gateway.alive import Fleet
+from services.gateway.api.alive import Fleet
 from services.gateway.app import Gateway, Stored
 from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
-from services.gateway.http_connection import Connections, connection_class
-from shared import http_keys, subjects
+from services.gateway.http.connection import Connections, connection_class
+from services.gateway.telemetry.gen_ai import GenAi, Off
+from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
 from shared.bus.users import GATEWAY
@@ -30,11 +31,11 @@ from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import authority, without_secrets
 from shared.process.fleet_time import FleetTime
-from shared.process.gen_ai import GenAi, Off
-from shared.process.instruments import Registry
 from shared.process.reload import follow_files, rules_of
-from shared.process.telemetry import Tracing
+from shared.rules import http_keys
 from shared.schemas import Digest, TimeTold
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import Tracing
 
 FILES_KEPT = 64  # open files for the bus, the logs and the configuration
 # connections beyond those of unfinished requests: /health and /metrics are answered when all of

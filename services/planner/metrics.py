@@ -1,10 +1,10 @@
 """The metrics of a planner: numbers of each replica it plans for."""
 
-from shared.core.replica import ReplicaCore
+from shared.core.replica.replica import ReplicaCore
 from shared.perf.online import Regime
-from shared.process import conventions as names
-from shared.process.instruments import Registry
 from shared.schemas import PlanAck
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
 from shared.vocabulary import ReplicaId
 
 FLIGHTS_LIMIT = 64  # plans whose ack is awaited; a seat has a few in flight

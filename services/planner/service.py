@@ -11,16 +11,16 @@ import structlog
 
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
-from services.planner.seat import Seat, StaleEpoch
+from services.planner.replica_planner import Seat, StaleEpoch
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, PeerError
-from shared.process.instruments import Registry
-from shared.process.telemetry import Tracing
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 log = structlog.get_logger()

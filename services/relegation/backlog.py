@@ -1,8 +1,8 @@
 """The best-effort pool as gauges. The instance that leads shows it; one that stands by shows 0."""
 
-from shared.process import conventions as names
-from shared.process.instruments import Registry
 from shared.schemas import PoolDigest
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
 
 
 class Backlog:

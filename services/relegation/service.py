@@ -14,8 +14,8 @@ from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.core import record as life
-from shared.core.relegation import (
+from shared.core.record import record as life
+from shared.core.relegation.relegation import (
     Declined,
     Expire,
     Gone,
@@ -30,18 +30,18 @@ from shared.core.relegation import (
     Taken,
 )
 from shared.errors import BusError, PeerError
+from shared.placing.ending import Ending
+from shared.placing.offer_metrics import OfferMetrics
+from shared.placing.outcomes import Outcomes
+from shared.placing.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
-from shared.process.instruments import Registry
-from shared.process.telemetry import Tracing
 from shared.schemas import Digest, Hint
-from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
-from shared.store.offer_metrics import OfferMetrics
-from shared.store.outcomes import Outcomes
-from shared.store.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import RecordState, RequestKey
 
 log = structlog.get_logger()

@@ -5,9 +5,9 @@ from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, ThreadRunner
 from services.worker.service import serve
-from services.worker.turn_taker import TurnTaker
-from shared.process.instruments import Registry
+from services.worker.step_runner import TurnTaker
 from shared.process.main import Process, run
+from shared.telemetry.instruments import Registry
 
 
 async def body(process: Process[WorkerConfig]) -> None:

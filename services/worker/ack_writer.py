@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from shared.bus.api import Bus
-from shared.core.turn import Finished
+from shared.core.worker.step import Finished
 from shared.errors import BusError, PeerError, StoreFull, WrongSequence
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry

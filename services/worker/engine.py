@@ -7,7 +7,7 @@ event loop.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.errors import SlacklineError
 from shared.perf.draft import DraftCost
 from shared.schemas import Selection

@@ -25,9 +25,9 @@ from services.worker.engines.make import make
 from services.worker.grammar_trial import GrammarTrial, What
 from services.worker.line import Line, framed, read
 from services.worker.profiling import fit_engine
-from services.worker.turn_taker import TurnTaker
+from services.worker.step_runner import TurnTaker
 from shared import features
-from shared.core.turn import Ran, Turn
+from shared.core.worker.step import Ran, Turn
 from shared.errors import ConfigError, EngineError
 from shared.models import shipped as models
 from shared.perf.profile_file import ProfileFile

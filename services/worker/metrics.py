@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.worker.engine import EngineFacts
-from shared.core.draft_yields import POSITIONS
-from shared.core.turn import Ran, Turn
-from shared.core.verdict import GOOD_ENDS
+from shared.core.record.verdict import GOOD_ENDS
+from shared.core.worker.draft_yields import POSITIONS
+from shared.core.worker.step import Ran, Turn
 from shared.perf.profile_file import ProfileFile
-from shared.process import conventions as names
-from shared.process.instruments import Counter, Gauge, Histogram, Registry
+from shared.placing.outcomes import kept_trace
 from shared.schemas import AttemptOver, Record
-from shared.store.outcomes import kept_trace
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Counter, Gauge, Histogram, Registry
 from shared.vocabulary import ReplicaId, RequestKey
 
 

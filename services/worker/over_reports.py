@@ -4,9 +4,9 @@ its ack is in the log.
 
 import asyncio
 
+from services.worker.core.worker import WorkerCore
 from shared import subjects
 from shared.bus.api import Bus, Call
-from shared.core.worker import WorkerCore
 from shared.errors import BusError, PeerError
 from shared.process.chores import Chores
 from shared.schemas import AttemptOver, Settled, Withdraw, Withdrawn

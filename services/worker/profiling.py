@@ -24,7 +24,7 @@ import structlog
 
 from services.worker.engine import Engine
 from shared.columns import pack
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.perf.fitting import LEAST, Timed, fit
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.worker.engine import EngineFacts
-from services.worker.turn_taker import TurnTaker
-from shared.core.turn import Ran, Turn
+from services.worker.step_runner import TurnTaker
+from shared.core.worker.step import Ran, Turn
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 

@@ -12,6 +12,7 @@ import structlog
 
 from services.worker.ack_writer import SNAPSHOT_BYTES, AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
+from services.worker.core.worker import WorkerCore
 from services.worker.metrics import WorkerMetrics
 from services.worker.over_reports import OverReports
 from services.worker.runner import Runner
@@ -20,8 +21,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.announced import as_announced
-from shared.core.turn import Finished
-from shared.core.worker import WorkerCore
+from shared.core.worker.step import Finished
 from shared.errors import (
     BusError,
     ConfigError,
@@ -33,9 +33,7 @@ from shared.errors import (
 )
 from shared.process.audit import Audit
 from shared.process.chores import Chores
-from shared.process.instruments import Registry
 from shared.process.logs import traced
-from shared.process.telemetry import TRACEPARENT, Tracing
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -55,6 +53,8 @@ from shared.schemas import (
 from shared.store.leases import lease_epoch
 from shared.store.presence import be_present
 from shared.store.records import Records, Stored, in_record
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import TRACEPARENT, Tracing
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()

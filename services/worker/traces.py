@@ -4,10 +4,10 @@ ran in it, linked to the plan's own trace, and one of that trace.
 A request without a traceparent, and a plan without one, cost nothing here.
 """
 
-from shared.core.turn import Ran, Turn
-from shared.process import conventions as names
-from shared.process.telemetry import AttributeValue, TraceParent, Tracing
+from shared.core.worker.step import Ran, Turn
 from shared.schemas import Record
+from shared.telemetry import conventions as names
+from shared.telemetry.telemetry import AttributeValue, TraceParent, Tracing
 
 REQUESTS = 8  # of one iteration that get a span
 

@@ -1,5 +1,5 @@
 """The bus as services see it. Two implementations: NATS (shared/bus/nats.py) and a simulated one
-(shared/testing/simulated_bus.py).
+(tests/simulated/bus.py).
 
 Handlers are plain functions, called in order of arrival on the event loop. They must not block;
 they start tasks for anything longer. Every wait has a deadline. A BusTimeout leaves the effect

@@ -14,6 +14,7 @@ from shared.console.picture import Iteration, LifePicture, Picture, TierPicture
 from shared.console.replica_watch import SLOTS_LIMIT, ReplicaWatch
 from shared.console.rolling import WINDOW_S, Rolling
 from shared.console.slack import EDGES_S
+from shared.rules.tiers import TierSet
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -23,7 +24,6 @@ from shared.schemas import (
     PoolDigest,
     RosterAnswer,
 )
-from shared.tiers import TierSet
 from shared.vocabulary import MOST_REPLICAS, ReplicaId, RequestKey, Slo
 
 FRESH_S = 2.0  # a replica whose digest is older is shown as silent

@@ -11,6 +11,7 @@ from shared.clock import Clock
 from shared.columns import pack
 from shared.console.collector import Collector
 from shared.errors import BusError, PeerError
+from shared.rules.tiers import TierSet
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -21,7 +22,6 @@ from shared.schemas import (
     Roster,
     RosterAnswer,
 )
-from shared.tiers import TierSet
 from shared.vocabulary import ReplicaId
 
 LOOK_S = 0.1  # between two looks for questions to planners

@@ -6,7 +6,7 @@ is not known is null.
 
 from msgspec import Struct
 
-from shared.core.explanation import WORDS
+from shared.core.record.explanation import WORDS
 from shared.schemas import Explanation
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 

@@ -1,4 +1,4 @@
-"""The seam between the books of a replica (shared/core/replica.py) and a policy.
+"""The seam between the books of a replica (shared/core/replica/replica.py) and a policy.
 
 The core shows a policy the *predicted view*: the replica as it will be when the plans already in
 flight are done. The policy answers with choices. It holds learned statistics only. Its decisions
@@ -48,7 +48,7 @@ class Rows:
     """The columns of a replica's requests: arrays in parallel, one row per request.
 
     Each column is declared here and nowhere else. Its annotation is its dtype; the books allocate,
-    clear and move it, and a view shows it (shared/core/books.py).
+    clear and move it, and a view shows it (shared/core/replica/request_table.py).
     """
 
     slot: Indices

@@ -15,8 +15,8 @@ from shared.errors import ConfigError
 from shared.process.configuration import FLEET_KEYS, Setting, Watched, load, settings_of, values_of
 from shared.process.field_docs import field_docs
 from shared.process.reload import LIVE
-from shared.tenants import Tenant
-from shared.tiers import Tier
+from shared.rules.tenants import Tenant
+from shared.rules.tiers import Tier
 from shared.vocabulary import Slo
 
 C = TypeVar("C", bound=Struct)

@@ -24,10 +24,10 @@ from shared import subjects
 from shared.bus.api import Bus, Call
 from shared.clock import Clock
 from shared.errors import BusError, NoResponders, PeerError
-from shared.process import conventions as names
 from shared.process.chores import Chores
-from shared.process.instruments import Registry
 from shared.schemas import TimeAsked, TimeTold
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from shared.errors import ConfigError
-from shared.process.telemetry import trace_id
+from shared.telemetry.telemetry import trace_id
 
 LEVELS = {
     "debug": logging.DEBUG,

@@ -24,13 +24,14 @@ from shared.bus.nats import connect
 from shared.bus.users import Role, User
 from shared.clock import Clock
 from shared.errors import ConfigError, EngineError
-from shared.process import logs, tracing
-from shared.process.about import about
+from shared.process import logs
 from shared.process.configuration import load, load_watched, without_secrets
 from shared.process.fleet_time import FleetTime
-from shared.process.instruments import Registry
 from shared.process.scrape import scraped
-from shared.process.telemetry import Tracing
+from shared.telemetry import tracing
+from shared.telemetry.about import about
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import Tracing
 
 C = TypeVar("C", bound=msgspec.Struct)
 OPEN_FILES = 65_536  # enough for any service; the usual limit is 1,024

@@ -13,8 +13,8 @@ import msgspec
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import files_of, load
-from shared.rules import Rules, TenantSource, TierSource, read_rules
-from shared.tiers import TierSet, tiers_of
+from shared.rules.rules import Rules, TenantSource, TierSource, read_rules
+from shared.rules.tiers import TierSet, tiers_of
 
 LOOK_S = 1.0  # between two looks at the files
 LIVE = ("tiers", "default_tier", "tenants", "keys")

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import Watched, authority
-from shared.process.exposition import exposition
-from shared.process.instruments import Registry
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 
 SCRAPE_WITHIN_S = 5.0  # for one request; scrapers send one every 5 s or less often
 SCRAPE_LIMIT_BYTES = 16 * 1024  # of a request

@@ -1,7 +1,7 @@
 """Filters: which replicas a request may be offered to at all.
 
 That the digest of a replica is fresh is not asked here: only fresh ones are shown
-(shared/core/debits.py).
+(shared/core/load_view.py).
 """
 
 from shared.features import meets

@@ -5,8 +5,8 @@ of these a tuple of scores, in the order of the scorers. A *picker* puts the rep
 scores compare in the order of the scorers: a later scorer breaks the ties of those before it. So
 one more concern is one more scorer, at its place in the list.
 
-Digests count the caller's own recent placements already (shared/core/debits.py). The routings that
-have names stand in shared/routing/routings.py.
+Digests count the caller's own recent placements already (shared/core/load_view.py). The
+routings with names stand in shared/routing/routings.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

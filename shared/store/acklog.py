@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
-from shared.core.ledger import Chunk, Ledger, Spent
-from shared.core.record import FINAL
-from shared.diary import Diary, Happened
+from shared.core.record.record import FINAL
+from shared.core.record.time_accounting import Chunk, Ledger, Spent
 from shared.errors import UNDECODABLE, PeerError
 from shared.measure import Measure
+from shared.request_timeline import Diary, Happened
 from shared.schemas import (
     AttemptOver,
     Fenced,

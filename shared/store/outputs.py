@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.bus.api import KeyValue
-from shared.core.record import without_output
-from shared.diary import Diary
+from shared.core.record.record import without_output
 from shared.errors import BusError, BusTimeout, StoreDamaged, WrongSequence
+from shared.request_timeline import Diary
 from shared.schemas import Record, Resume
 from shared.store.readable import read, readable
 from shared.store.seal import opened, sealed

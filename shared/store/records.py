@@ -143,7 +143,7 @@ class Records:
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
-        """Apply `step`, an event of shared/core/record.py, until its result is written. None if
+        """Apply `step`, an event of the record, until its result is written. None if
         there is no record, or the event does not apply.
 
         The record that this process wrote last is read again only where the event does not apply to

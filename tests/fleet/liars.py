@@ -10,9 +10,9 @@ import msgspec
 
 from shared.bus.codec import ERROR_HEADER
 from shared.schemas import LogEntry
-from shared.testing.simulated_broker import Envelope
 from tests.fleet.world import World
 from tests.generated import encoded, nudged, tampered, valid
+from tests.simulated.broker import Envelope
 
 LIES = 0.15  # the share of messages that are changed
 

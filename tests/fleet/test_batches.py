@@ -20,8 +20,8 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
 from shared.bus.users import GATEWAY
-from shared.http_keys import line_of, new_key
-from shared.process.telemetry import Off
+from shared.rules.http_keys import line_of, new_key
+from shared.telemetry.telemetry import Off
 from tests.fleet.live import WAIT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

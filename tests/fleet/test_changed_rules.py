@@ -11,7 +11,7 @@ import pytest_asyncio
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.refusal_watch import WATCH_S
 from shared.bus.api import RefusedError
-from shared.http_keys import line_of, new_key
+from shared.rules.http_keys import line_of, new_key
 from shared.schemas import GenerateRequest, Sampling
 from tests.fleet.live import WAIT_S, ask, client_of
 

@@ -9,10 +9,10 @@ import pytest
 from services.gateway.clocks import Clocks
 from shared.process.fleet_time import SYNC_S, UNREADY_S, FleetTime
 from shared.schemas import TimeTold
-from shared.testing.simulated_bus import SimNet
-from shared.testing.simulated_process import SimProcess
-from shared.testing.virtual_loop import run_virtual
 from tests.fleet.world import CALM, Scene, World, run
+from tests.simulated.bus import SimNet
+from tests.simulated.process import SimProcess
+from tests.simulated.virtual_loop import run_virtual
 
 YEAR_S = 365 * 86_400.0
 OFF_S = [30.0, -30.0, 150.0, -150.0, 3600.0, -3600.0, YEAR_S, -YEAR_S]

@@ -15,9 +15,9 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.api import KeyValue
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling
-from shared.testing.virtual_loop import run_virtual
 from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
 from tests.fleet.world import CALM, Scene, World
+from tests.simulated.virtual_loop import run_virtual
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import pytest
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.bus.api import Call
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.models import shipped
 from shared.perf.draft import DRAFT
-from shared.process import conventions as names
 from shared.schemas import Announce, Delta, GenerateRequest, Sampling
 from shared.store.records import Records
+from shared.telemetry import conventions as names
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 from tests.fleet.live import WAIT_S, ask, check, client_of, replay_of
@@ -34,7 +34,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 def without_drafts(output: int, *, ignore_eos: bool = False) -> list[str]:
-    from services.worker.engines.torch_engine import TorchEngine
+    from services.worker.engines.torch.engine import TorchEngine
 
     folder = shipped.folder(shipped.DEFAULT)
     tokenizer, engine = (

@@ -20,16 +20,17 @@ from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import stored_as
 from loadgen.simulator.virtual_replica import VirtualReplica
 from loadgen.simulator.virtual_worker import VirtualWorker
+from services.worker.core.worker import WorkerCore
 from services.worker.engine import EngineFacts
-from services.worker.engines.sim_engine import SimEngine
-from services.worker.speaker import Speaker
-from services.worker.turn_taker import take_turn
+from services.worker.engines.sim.engine import SimEngine
+from services.worker.output_processor import Speaker
+from services.worker.step_runner import take_turn
 from shared.clock import Clock
 from shared.columns import pack, unpack_list
-from shared.core.judgement import missed
 from shared.core.offer import as_offer
-from shared.core.replica import ReplicaCore, ReplicaSettings
-from shared.core.replica_events import (
+from shared.core.record.judgement import missed
+from shared.core.record.verdict import GOOD_ENDS
+from shared.core.replica.events import (
     Acked,
     Answer,
     HoldDone,
@@ -41,9 +42,8 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
 )
-from shared.core.turn import Finished
-from shared.core.verdict import GOOD_ENDS
-from shared.core.worker import WorkerCore
+from shared.core.replica.replica import ReplicaCore, ReplicaSettings
+from shared.core.worker.step import Finished
 from shared.measure import Measure
 from shared.perf import profile_file as store
 from shared.perf.draft import draft_of
@@ -52,6 +52,7 @@ from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
 from shared.process.drive import Inbox, drive
+from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -65,12 +66,11 @@ from shared.schemas import (
     Resume,
     Selection,
 )
-from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, ReplicaId, RequestKey, Slo
 from tests.shared.core.placed_record import placed
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
+from tests.simulated.virtual_loop import run_virtual
 
 ANNOUNCE = Announce(
     replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="virtual",

@@ -8,13 +8,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from services.admission import intake, wants
-from services.admission.intake import Intake
-from services.admission.wants import Wants
+from services.admission.intake import reading as intake
+from services.admission.intake import required_features as wants
+from services.admission.intake.reading import Intake
+from services.admission.intake.required_features import Wants
 from services.admission.workers import Workers
+from services.worker.core.worker import WorkerCore
 from shared import features
 from shared.columns import pack
-from shared.core.admission import (
+from shared.core.admission.admission import (
     AdmissionCore,
     AdmissionSettings,
     Declined,
@@ -24,17 +26,16 @@ from shared.core.admission import (
     Relegate,
 )
 from shared.core.offer import as_offer
-from shared.core.record import ENGINE_DIED
-from shared.core.relegation import Heard as Surplus
-from shared.core.relegation import Listed, RelegationCore, RelegationSettings
-from shared.core.relegation import Place as HandOut
+from shared.core.record.record import ENGINE_DIED
+from shared.core.relegation.relegation import Heard as Surplus
+from shared.core.relegation.relegation import Listed, RelegationCore, RelegationSettings
+from shared.core.relegation.relegation import Place as HandOut
 from shared.core.tick import Tick
-from shared.core.worker import WorkerCore
 from shared.errors import PeerError
 from shared.features import ALL, needs
-from shared.process.instruments import Registry
 from shared.routing.routings import named
-from shared.rules import Rules
+from shared.rules.rules import Rules
+from shared.rules.tiers import DEFAULT
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -46,10 +47,10 @@ from shared.schemas import (
     Sampling,
 )
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
+from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import DEFAULT
 from shared.vocabulary import RecordState, ReplicaId, ServiceClass
-from tests.shared.core.test_relegation import digest, record
+from tests.shared.core.relegation.test_relegation import digest, record
 
 # ---------------------------------------------------------------- the vocabulary
 

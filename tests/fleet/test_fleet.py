@@ -22,12 +22,13 @@ import pytest_asyncio
 from loadgen.fleet import child as child_module
 from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from services.gateway.translate import id_of_choice
-from shared import http_keys, subjects
+from services.gateway.api.translate import id_of_choice
+from shared import subjects
 from shared.bus.api import Call, RefusedError
 from shared.bus.nats import NatsBus
 from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
+from shared.rules import http_keys
 from shared.schemas import (
     Announce,
     Delta,

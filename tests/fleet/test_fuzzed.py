@@ -18,11 +18,11 @@ from hypothesis import given
 from shared import schemas, subjects
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling, Verdict
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import ReplicaId, RequestKey
 from tests.fleet.liars import Liars
 from tests.fleet.world import CALM, Scene, World
 from tests.generated import encoded, few, near, seeds, tampered, valid
+from tests.simulated.virtual_loop import run_virtual
 
 R0 = ReplicaId("r0")
 KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]

@@ -31,10 +31,10 @@ from loadgen.simulator.traffic import Traffic
 from shared import subjects
 from shared.bus.nats import NatsBus
 from shared.clock import Clock
+from shared.rules.tiers import BUILT_IN, DEMO_3, Tier, TierSet
 from shared.schemas import GenerateRequest, PlanAck, Received, Record, Sampling, Verdict
 from shared.store.acklog import decode_entry
 from shared.store.records import Records
-from shared.tiers import BUILT_IN, DEMO_3, Tier, TierSet
 from shared.vocabulary import RequestKey, Slo
 
 SEED = 20_261_120

@@ -9,14 +9,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.core.worker import WorkerCore
 from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
-from services.worker.speaker import Speaker
-from services.worker.turn_taker import take_turn
+from services.worker.output_processor import Speaker
+from services.worker.step_runner import take_turn
 from shared.client.assemble import Assembler
 from shared.columns import pack, unpack_list
-from shared.core import record as life
-from shared.core.turn import Load, Turn, Work
-from shared.core.worker import WorkerCore
+from shared.core.record import record as life
+from shared.core.worker.step import Load, Turn, Work
 from shared.schemas import (
     AttemptOver,
     BatchPlan,

@@ -18,7 +18,7 @@ import pytest_asyncio
 from openai.types.chat import ChatCompletionChunk
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from services.gateway.translate import id_of_choice
+from services.gateway.api.translate import id_of_choice
 from shared import subjects
 from shared.bus.nats import NatsBus
 from shared.errors import PeerError

@@ -15,7 +15,7 @@ import structlog
 
 from services.admission.sweep import Sweep
 from services.worker.ack_writer import AckWriter
-from shared.core.worker import WorkerCore
+from services.worker.core.worker import WorkerCore
 from tests.fleet.world import CALM, Scene, run
 
 SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "1000"))

@@ -10,7 +10,8 @@ import httpx
 import openai
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from shared import http_keys, subjects
+from shared import subjects
+from shared.rules import http_keys
 from tests.fleet.live import WAIT_S, connect_raw
 
 MARKER = "zq7Marker"

@@ -14,19 +14,19 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
+from services.worker.core.worker import WorkerCore
 from shared.columns import pack, unpack_list
-from shared.core import record as life
 from shared.core.offer import as_offer
-from shared.core.turn import Finished, TurnDone
-from shared.core.worker import WorkerCore
+from shared.core.record import record as life
+from shared.core.worker.step import Finished, TurnDone
 from shared.measure import Measure
 from shared.policy import registry
 from shared.policy.seam import Policy, View
+from shared.rules.tiers import Tier, TierSet
 from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, PlanAck, Record, Sampling
 from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import Tier, TierSet
 from shared.vocabulary import (
     FinishReason,
     RecordState,

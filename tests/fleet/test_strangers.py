@@ -15,9 +15,9 @@ import structlog
 from shared import subjects
 from shared.columns import pack
 from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume, Resync
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 from tests.fleet.world import CALM, Scene, World
+from tests.simulated.virtual_loop import run_virtual
 
 encode = msgspec.msgpack.Encoder().encode
 

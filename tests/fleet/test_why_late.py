@@ -24,7 +24,7 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
 from shared.client.client import Client
-from shared.diary import Happened
+from shared.request_timeline import Happened
 from shared.schemas import Delta, Explain, Explanation, GenerateRequest, Sampling
 from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of
 

@@ -13,8 +13,8 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Received, Sampling
-from shared.testing.virtual_loop import run_virtual
 from tests.fleet.world import CALM, Scene, World
+from tests.simulated.virtual_loop import run_virtual
 
 LEADERLESS = replace(CALM, store_lost=1.0)
 

@@ -24,30 +24,30 @@ from services.relegation.service import Relegation
 from services.worker import service as worker
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
-from services.worker.engines.sim_engine import SimEngine, readable_token
+from services.worker.engines.sim.engine import SimEngine, readable_token
 from services.worker.runner import VirtualRunner
-from services.worker.turn_taker import TurnTaker
+from services.worker.step_runner import TurnTaker
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Handle, Patience
 from shared.columns import unpack_list
-from shared.core.held_request import seed_of
+from shared.core.worker.held_request import seed_of
 from shared.errors import BusError
 from shared.features import MIN_P
 from shared.perf import profile_file as profiles
 from shared.perf.draft import DRAFT
 from shared.process.fleet_time import FleetTime
-from shared.process.telemetry import Off
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
 from shared.store.seal import opened
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimNet
-from shared.testing.simulated_process import SimProcess
-from shared.testing.virtual_loop import run_virtual
+from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.chaos.sabotage.sitecustomize import spoil_acks
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimNet
+from tests.simulated.process import SimProcess
+from tests.simulated.virtual_loop import run_virtual
 
 CALM = Faults()
 STORM = Faults(

@@ -33,8 +33,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from loadgen.fleet.metrics_page import Server, listen
-from shared.process.exposition import exposition
-from shared.process.instruments import Registry
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 
 CONFIG = Path(__file__).parents[2] / "infra" / "otel" / "collector.yaml"
 UNITS = {"ms": ("milliseconds", 1e-3), "s": ("seconds", 1.0)}

@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import dashboard
 
 from infra.grafana.boards import BOARDS, HERE, texts
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from shared.process import conventions as names
+from shared.telemetry import conventions as names
 from tests.infra.otlp import Receiver, receiver
 from tests.infra.prometheus import Prometheus, find, prometheus
 from tests.infra.vllm_board import EXPRS, VARIABLE

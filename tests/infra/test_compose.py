@@ -12,14 +12,14 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.fleet.key_folder import Keys
 from loadgen.fleet.nats_server import find_binary
 from shared.bus.users import OPERATOR, Role, User
 from shared.models import shipped as models
 from shared.process.configuration import SECTIONS, load, load_watched
 from shared.process.reload import rules_of
-from shared.tiers import DEFAULT
+from shared.rules.tiers import DEFAULT
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

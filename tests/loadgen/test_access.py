@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.access import DEFAULT_URL, Access, add_access_arguments, noted
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.fleet.ports import HOST, free_port
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from services.admission.skew import ENOUGH, WINDOW_S, Offset
 from services.admission.workers import Workers
 from shared.clock import FASTEST_SLEW, READINGS, Clock
-from shared.process.conventions import CLOCK_OFFSET
-from shared.process.exposition import exposition
-from shared.process.instruments import Registry
-from shared.process.skew import ENOUGH, WINDOW_S, Offset
 from shared.schemas import Announce
+from shared.telemetry.conventions import CLOCK_OFFSET
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 NOW = 1000.0

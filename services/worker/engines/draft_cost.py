@@ -2,7 +2,7 @@
 
 from services.worker.engine import Engine, Outcome
 from shared.columns import pack
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.perf.draft import DRAFT, DraftCost
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot

@@ -6,9 +6,9 @@ import time
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
-from services.worker.engines.script import load as load_script
-from services.worker.engines.sim_engine import SimEngine
-from services.worker.engines.vllm_versions import NEEDED
+from services.worker.engines.sim.engine import SimEngine
+from services.worker.engines.sim.script import load as load_script
+from services.worker.engines.vllm.versions import NEEDED
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
@@ -47,7 +47,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             profiles.read(cfg.profile)  # planners read it as well: a fault is better reported here
         try:
             from services.worker.engines.draft_cost import measure_draft
-            from services.worker.engines.torch_engine import TorchEngine
+            from services.worker.engines.torch.engine import TorchEngine
         except ImportError as error:
             raise ConfigError(
                 "the torch engine needs torch and transformers: in a checkout of Slackline, "
@@ -71,7 +71,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         if cfg.profile:
             profiles.read(cfg.profile)
         try:
-            from services.worker.engines.vllm_setup import build
+            from services.worker.engines.vllm.setup import build
         except ImportError as error:
             raise ConfigError(NEEDED) from error
         return build(cfg, folder), Tokenizer.load(folder)

@@ -34,7 +34,7 @@ from shared.policy.seam import (
 )
 from shared.policy.slackline.claims import claimed
 from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
-from shared.policy.slackline.drafts import (
+from shared.policy.slackline.drafting.drafts import (
     Cases,
     Learned,
     can_pay,

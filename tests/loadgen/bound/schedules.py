@@ -15,7 +15,7 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.token_times import measured
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 
 BUDGETS_TOKENS = (64, 256, 512, 2048, 4096)

@@ -24,7 +24,7 @@ from loadgen.bound.shares import payers, shared_steps
 from loadgen.bound.strata import strata
 from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.load.arrivals import draw_arrivals, parse_gaps
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
@@ -32,8 +32,8 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.token_times import measured
 from loadgen.simulator.traffic import Traffic
-from shared.core.judgement import missed
-from shared.core.verdict import GOOD_ENDS
+from shared.core.record.judgement import missed
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.measure import CLOSE_S
 from shared.perf import profile_file as store
@@ -42,7 +42,7 @@ from shared.perf.forms import SolaPolynomial
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import registry
-from shared.tiers import DEMO_3, Tier, TierSet
+from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, Slo
 from tests.loadgen.bound.schedules import (
     Schedule,

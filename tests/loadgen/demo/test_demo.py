@@ -16,8 +16,8 @@ from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.report import read_report
 from loadgen.load.workload import named_workload
 from shared.perf import profile_file as profiles
+from shared.rules.tiers import load_tiers
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import load_tiers
 
 DEMO = (sys.executable, "-m", "loadgen", "demo", "--quick")
 WITHIN_S = 300.0  # it takes 30 s on a quiet machine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.fleet.key_folder import HOSTS, Keys
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.fleet.metrics_page import listen, merged, metrics_page
 from shared.process.configuration import Watched
-from shared.process.exposition import OPEN_METRICS
-from shared.process.instruments import Registry
 from shared.process.scrape import scraped
+from shared.telemetry.exposition import OPEN_METRICS
+from shared.telemetry.instruments import Registry
 
 ADMISSION = """# HELP slackline_requests_total Requests.
 # TYPE slackline_requests_total counter

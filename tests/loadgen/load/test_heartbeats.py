@@ -10,20 +10,20 @@ from msgspec import structs
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.report import engine_time
 from loadgen.load.tally import Tally
-from services.admission.intake import resolve
+from services.admission.intake.reading import resolve
 from services.worker.runner import VirtualRunner
 from shared import subjects
 from shared.bus.api import Bus
-from shared.core.turn import Ran, Turn
+from shared.core.worker.step import Ran, Turn
 from shared.errors import ConfigError
+from shared.rules.tiers import load_tiers
 from shared.schemas import Announce, EngineTime, PlanAck
 from shared.store.acklog import decode_entry
-from shared.testing.simulated_bus import SimNet
-from shared.testing.virtual_loop import run_virtual
-from shared.tiers import load_tiers
 from shared.vocabulary import ReplicaId
 from tests.fleet.world import CALM, Scene, World
 from tests.loadgen.load.test_send import one
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import run_virtual
 
 MULTIPLES = load_tiers("sola-10x")
 

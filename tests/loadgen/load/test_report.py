@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import run_load
 from loadgen.load.report import (
@@ -22,10 +22,10 @@ from loadgen.load.report import (
 )
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
-from shared.testing.simulated_process import VirtualClock, virtual_loop
-from shared.testing.virtual_loop import run_virtual
-from shared.tiers import DEMO_3
+from shared.rules.tiers import DEMO_3
 from shared.vocabulary import Definition, FinishReason
+from tests.simulated.process import VirtualClock, virtual_loop
+from tests.simulated.virtual_loop import run_virtual
 
 
 def planned(

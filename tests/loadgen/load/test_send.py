@@ -22,12 +22,12 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.client.client import Client
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
+from shared.rules.tiers import DEMO_3
 from shared.schemas import Cancel, Delta, End, GenerateRequest, Received, Refused, Status, Verdict
-from shared.testing.simulated_bus import SimNet
-from shared.testing.simulated_process import VirtualClock, virtual_loop
-from shared.testing.virtual_loop import run_virtual
-from shared.tiers import DEMO_3
 from shared.vocabulary import FinishReason, ServiceClass
+from tests.simulated.bus import SimNet
+from tests.simulated.process import VirtualClock, virtual_loop
+from tests.simulated.virtual_loop import run_virtual
 
 
 class PacedServer:

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.bound.limit import bound
-from loadgen.lab.figures import figures_of
-from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.session import rounds, sessions
 from loadgen.load.workload import REASONING, TOOLLLM, Lengths, named_workload
@@ -22,11 +20,13 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
-from shared.core.admission import AdmissionSettings
+from loadgen.trials.figures import figures_of
+from loadgen.trials.trial import Trial
+from shared.core.admission.admission import AdmissionSettings
 from shared.policy import registry
 from shared.routing.pipeline import Router
+from shared.rules.tiers import DEMO_3, Tier, TierSet, load_tiers
 from shared.schemas import Digest, Offer
-from shared.tiers import DEMO_3, Tier, TierSet, load_tiers
 from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.loadgen.load.test_send import one, over_nats
 

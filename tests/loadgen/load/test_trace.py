@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.commands.plan_arguments import read_fitting
+from loadgen.cli.plan_arguments import read_fitting
 from loadgen.load.mix import plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload
 from loadgen.simulator.traffic import stored_as
 from shared.errors import ConfigError, PeerError
 from shared.perf import profile_file
-from shared.tiers import BUILT_IN, DEFAULT, DEMO_3, Tier, TierSet, load_tiers
+from shared.rules.tiers import BUILT_IN, DEFAULT, DEMO_3, Tier, TierSet, load_tiers
 from shared.vocabulary import Definition, Slo
 
 NORMALISED = "arrival_s,prompt_tokens,output_tokens,app,client_id\n"

@@ -31,7 +31,7 @@ from loadgen.load.workload import (
     named_workload,
 )
 from shared.errors import ConfigError
-from shared.tiers import load_tiers
+from shared.rules.tiers import load_tiers
 
 # QoServe Table 2: p50 and p90 of prompts and of outputs.
 TABLE_2 = {

@@ -16,7 +16,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.shape import BatchShape
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
 NAME = "a100-llama2-7b"

@@ -20,7 +20,7 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
-from shared.tiers import DEMO_3
+from shared.rules.tiers import DEMO_3
 from shared.vocabulary import FinishReason
 
 LIVE = Latency.live()

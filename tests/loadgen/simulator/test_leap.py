@@ -17,7 +17,7 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.policy.seam import Choice, Policy, View
-from shared.tiers import DEMO_3, QOSERVE_3, TierSet
+from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
 
 PROFILE = "a100-llama3-8b"
 # More slots than there are requests: each check of the books looks at every slot, and the simulator

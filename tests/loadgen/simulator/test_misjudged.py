@@ -21,7 +21,7 @@ from shared.policy.seam import Choice, Ended, Observation, Policy, View
 from shared.policy.slackline.policy import Slackline
 from shared.policy.slos_serve.policy import SlosServe
 from shared.policy.vllm import Vllm
-from shared.tiers import DEMO_3
+from shared.rules.tiers import DEMO_3
 from tests.shared.policy.views import Linear
 
 

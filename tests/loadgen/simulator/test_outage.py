@@ -16,7 +16,7 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.policy import registry
-from shared.tiers import DEMO_3
+from shared.rules.tiers import DEMO_3
 
 PROFILE = "a100-llama3-8b"
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.lab.figures import figures_of
-from loadgen.lab.trial import Trial
 from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.tally import Tally
@@ -18,11 +16,13 @@ from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.traffic import Traffic
+from loadgen.trials.figures import figures_of
+from loadgen.trials.trial import Trial
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf import zero_load
 from shared.policy import registry
-from shared.tiers import DEMO_3, QOSERVE_3, TierSet
+from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
 from shared.vocabulary import FinishReason
 
 PROFILE = "a100-llama3-8b"

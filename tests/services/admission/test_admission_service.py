@@ -14,7 +14,6 @@ from services.admission.config import AdmissionConfig
 from services.admission.service import TELL_S, Admission
 from shared import subjects
 from shared.bus.api import Call, Endpoint, RefusedError
-from shared.process.telemetry import Off
 from shared.schemas import (
     GenerateRequest,
     Offer,
@@ -25,12 +24,13 @@ from shared.schemas import (
     Received,
     Sampling,
 )
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimNet
-from shared.testing.virtual_loop import run_virtual
+from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId, Slo
 from tests.shared.routing.digests import digest
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import run_virtual
 
 R = ReplicaId("r1")
 LANE = PoolLane(tenant="default", importance=1.0, weight=1.0, requests=9, tokens=7_000_000)

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.gateway.chats import ChatDialect, ChatVoice
-from services.gateway.dialect import Output
-from services.gateway.tools import Calls, Function
+from services.gateway.api.api_format import Output
+from services.gateway.api.chats import ChatDialect, ChatVoice
+from services.gateway.api.tools.definitions import Calls, Function
 from shared.schemas import Delta, Likelihood, TokenLogprob
 
 PARTS = [

@@ -16,8 +16,8 @@ from shared.columns import pack
 from shared.schemas import PoolDigest, PoolLane, Roster, RosterAnswer, RosterEntry
 from shared.vocabulary import ReplicaId, Slo
 from tests.chromium import Page, chromium, needs_chromium
+from tests.services.gateway.http.test_guard import keys_in
 from tests.services.gateway.test_gateway import WITHIN_S, Site, site
-from tests.services.gateway.test_guard import keys_in
 from tests.shared.console.heard import ack, announce, digest, ended, entry, held, plan
 
 pytestmark = needs_chromium

@@ -19,18 +19,18 @@ import httpx
 import openai
 import pytest
 
+from services.gateway.api.translate import id_of_choice
 from services.gateway.config import GatewayConfig
-from services.gateway.guard import TENANT
+from services.gateway.http.guard import TENANT
+from services.gateway.http.slo_headers import SLO_HEADERS, read_slo
 from services.gateway.service import listen, serve
-from services.gateway.slo_headers import SLO_HEADERS, read_slo
-from services.gateway.translate import id_of_choice
 from shared import subjects
 from shared.bus.nats import connect
-from shared.http_keys import line_of, new_key
-from shared.process.telemetry import Off
-from shared.process.tracing import configure
+from shared.rules.http_keys import line_of, new_key
+from shared.rules.tiers import Tier
+from shared.telemetry.telemetry import Off
+from shared.telemetry.tracing import configure
 from shared.text.chat_prompt import checked, labelled, marked
-from shared.tiers import Tier
 from shared.vocabulary import Definition, RequestKey, Slo
 from tests.services.gateway.standin_fleet import FLOOD_WORD, MODEL, StandIn, standing_in
 

@@ -14,15 +14,15 @@ import httpx
 import pytest
 from hypothesis import given
 
-from services.gateway.chats import ChatBody
-from services.gateway.completions import CompletionBody
-from services.gateway.slo_headers import SLO_HEADERS
-from services.gateway.translate import (
+from services.gateway.api.chats import ChatBody
+from services.gateway.api.completions import CompletionBody
+from services.gateway.http.headers import (
     APPLICATION,
     CORRELATION_ID,
     IDEMPOTENCY_KEY,
     TIER_HEADERS,
 )
+from services.gateway.http.slo_headers import SLO_HEADERS
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid
 from tests.services.gateway.test_gateway import WITHIN_S, site, sse
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway import envelope
+from services.gateway.http import envelope
 from shared.schemas import GenerateRequest, Refused, Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 from tests.services.gateway.standin_fleet import MODEL

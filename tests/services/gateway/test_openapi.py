@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from services.gateway import app, chats, completions, openapi, responses
+from services.gateway import app, openapi
+from services.gateway.api import chats, completions
+from services.gateway.api.responses import responses
 from services.gateway.config import GatewayConfig
 from services.gateway.openapi import OPERATIONS
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from services.gateway.file_store import CHUNK_BYTES, FileStore
-from services.gateway.guard import TENANT
+from services.gateway.batches.file_store import CHUNK_BYTES, FileStore
+from services.gateway.http.guard import TENANT
 from shared.bus import objects
 from shared.bus.nats import NatsBus, connect
 from shared.bus.objects import ObjectInfo, Objects

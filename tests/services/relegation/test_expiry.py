@@ -11,15 +11,15 @@ import structlog
 
 from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation
-from shared.core.relegation import Expire, Queued, RelegationCore
+from shared.core.relegation.relegation import Expire, Queued, RelegationCore
 from shared.core.tick import Tick
-from shared.process.telemetry import Off
 from shared.schemas import Record
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimNet
-from shared.testing.simulated_process import EPOCH_UNIX_S
-from shared.testing.virtual_loop import run_virtual
+from shared.telemetry.telemetry import Off
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimNet
+from tests.simulated.process import EPOCH_UNIX_S
+from tests.simulated.virtual_loop import run_virtual
 
 
 @pytest.fixture(autouse=True)

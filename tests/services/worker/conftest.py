@@ -11,8 +11,8 @@ from weakref import WeakSet
 import pytest
 
 ENGINES = {
-    "services.worker.engines.torch_engine": "TorchEngine",
-    "services.worker.engines.sim_engine": "SimEngine",
+    "services.worker.engines.torch.engine": "TorchEngine",
+    "services.worker.engines.sim.engine": "SimEngine",
 }
 SHARED: WeakSet[Any] = WeakSet()  # torch engines, also those of fixtures
 MADE: list[Any] = []  # by the present test; else one that is only a local variable would be gone

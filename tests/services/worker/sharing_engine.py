@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.worker.engine import Done, EngineState, Outcome
-from services.worker.engines.paged import Blocks, Place
-from services.worker.engines.prefixes import Prefix
-from services.worker.engines.sim_engine import SimEngine, _Slot
+from services.worker.engines.sim.engine import SimEngine, _Slot
+from services.worker.engines.torch.paged import Blocks, Place
+from services.worker.engines.torch.prefixes import Prefix
 from shared.columns import unpack_list
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.policy.acceptance import Speculated
 from shared.policy.speculation import along
 from shared.schemas import Selection

@@ -13,23 +13,23 @@ from services.worker import service as worker
 from services.worker.ack_writer import AckWriter, FencedError
 from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
-from services.worker.engines.sim_engine import SimEngine
+from services.worker.engines.sim.engine import SimEngine
 from services.worker.runner import VirtualRunner
-from services.worker.turn_taker import TurnTaker
+from services.worker.step_runner import TurnTaker
 from shared import subjects
 from shared.bus.api import Call
 from shared.errors import BusTimeout, StoreFull
 from shared.perf import profile_file as profiles
-from shared.process.telemetry import Off
 from shared.schemas import Announce, Snapshot
 from shared.store.acklog import decode_entry
 from shared.store.records import Records, Stored
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimNet
-from shared.testing.virtual_loop import run_virtual
+from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
 from tests.fleet.world import Scene, run
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import run_virtual
 
 NO_STORE = Faults(store_lost=1.0)
 

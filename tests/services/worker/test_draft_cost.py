@@ -9,7 +9,7 @@ import pytest
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts, Outcome
 from services.worker.engines.make import make
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.perf.draft import DRAFT
 from shared.schemas import Selection
 from shared.vocabulary import Slot
@@ -17,7 +17,7 @@ from shared.vocabulary import Slot
 torch = pytest.importorskip("torch")
 
 from services.worker.engines.draft_cost import DEPTH, measure_draft  # noqa: E402
-from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
+from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 

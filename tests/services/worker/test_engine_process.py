@@ -21,13 +21,13 @@ from services.worker.config import WorkerConfig
 from services.worker.engine_process import EngineProcess, Watchdog, engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, VirtualRunner
-from services.worker.turn_taker import TurnTaker
-from shared.core.turn import Load, Ran, Turn, Work
+from services.worker.step_runner import TurnTaker
+from shared.core.worker.step import Load, Ran, Turn, Work
 from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import FinishReason
 from tests.fleet.processes import children_of, gone, wait_for
+from tests.simulated.virtual_loop import run_virtual
 
 TORCH = WorkerConfig(engine="torch", profile_s=0.0, kv_blocks=64, max_slots=8)
 WITHIN_S = 300.0  # the longest that a busy machine may take for anything

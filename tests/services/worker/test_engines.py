@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from services.worker.engine import Engine, EngineFacts
 from services.worker.engines import draws
-from services.worker.engines.sim_engine import ALLOWANCE_S, SimEngine
+from services.worker.engines.sim.engine import ALLOWANCE_S, SimEngine
 from shared.columns import pack
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.perf.shape import BatchShape
 from shared.schemas import Sampling, Selection
 from shared.text.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from services.worker.engine import Done, Likely
 from shared.columns import pack
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
 from shared.schemas import Sampling, Selection
 from shared.structured import Regex
@@ -30,8 +30,8 @@ from shared.vocabulary import Slot
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from services.worker.engines import draft_model  # noqa: E402
-from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
+from services.worker.engines.torch import draft_model  # noqa: E402
+from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.one_by_one import one_by_one  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402

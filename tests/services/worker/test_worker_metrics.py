@@ -3,14 +3,14 @@
 import pytest
 
 from services.worker.config import WorkerConfig
+from services.worker.core.worker import WorkerCore
 from services.worker.engines.make import sim_facts
 from services.worker.metrics import WorkerMetrics
 from shared.columns import pack
-from shared.core.turn import Finished, Ran, TurnDone
-from shared.core.worker import WorkerCore
-from shared.process import conventions as names
-from shared.process.instruments import Registry
+from shared.core.worker.step import Finished, Ran, TurnDone
 from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,

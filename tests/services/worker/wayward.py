@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from services.worker.engine import Done, Outcome
-from services.worker.engines.sim_engine import SimEngine
-from shared.core.turn import Work
+from services.worker.engines.sim.engine import SimEngine
+from shared.core.worker.step import Work
 from shared.policy.speculation import along
 from shared.schemas import Selection
 

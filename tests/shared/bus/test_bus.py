@@ -18,9 +18,9 @@ from shared.bus.nats import NatsBus, connect
 from shared.errors import BusTimeout, NoResponders, PeerError, WrongSequence
 from shared.schemas import Attach, Cancel, LeaseValue, Refused
 from shared.subjects import ack_log
-from shared.testing.simulated_bus import SimNet
-from shared.testing.virtual_loop import VirtualTimeLoop
 from shared.vocabulary import ReplicaId
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import VirtualTimeLoop
 
 pytestmark = pytest.mark.asyncio
 # read by conftest.py

@@ -29,11 +29,11 @@ from shared.schemas import (
     StreamEvent,
     Verdict,
 )
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimBus, SimNet
-from shared.testing.simulated_process import VirtualClock, virtual_loop
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import FinishReason, ServiceClass
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimBus, SimNet
+from tests.simulated.process import VirtualClock, virtual_loop
+from tests.simulated.virtual_loop import run_virtual
 
 
 def verdict(tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Verdict:

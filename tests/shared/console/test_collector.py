@@ -14,8 +14,8 @@ from shared.console import collector as limits
 from shared.console.collector import Collector
 from shared.console.picture import TierPicture
 from shared.console.slack import EDGES_S, classes
+from shared.rules.tiers import DEFAULT
 from shared.schemas import Ended, PoolDigest, PoolLane, RosterAnswer
-from shared.tiers import DEFAULT
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.generated import fuzzed, seeds, valid
 from tests.shared.console.heard import (

@@ -1,6 +1,6 @@
 """Records for tests."""
 
-from shared.core import record as life
+from shared.core.record import record as life
 from shared.schemas import Record
 from shared.vocabulary import ReplicaId
 

@@ -16,14 +16,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.simulator.timeline import Alarm, Timeline
+from services.worker.core.worker import WorkerCore
 from services.worker.engine import EngineFacts, EngineState, Outcome
-from services.worker.engines.sim_engine import SimEngine, readable_token
+from services.worker.engines.sim.engine import SimEngine, readable_token
 from shared.columns import pack, unpack_list
-from shared.core import record as life
 from shared.core.offer import as_offer
-from shared.core.record import FINAL, State, state_of
-from shared.core.replica import ReplicaCore, ReplicaSettings
-from shared.core.replica_events import (
+from shared.core.record import record as life
+from shared.core.record.record import FINAL, State, state_of
+from shared.core.record.verdict import ended
+from shared.core.replica.events import (
     Acked,
     Answer,
     HoldDone,
@@ -35,10 +36,9 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
 )
+from shared.core.replica.replica import ReplicaCore, ReplicaSettings
 from shared.core.tick import Tick
-from shared.core.turn import Finished, Load, Turn, TurnDone, Work
-from shared.core.verdict import ended
-from shared.core.worker import WorkerCore
+from shared.core.worker.step import Finished, Load, Turn, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import (

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from services.worker.core.worker import WorkerCore
 from shared.columns import pack
-from shared.core.turn import TurnDone
-from shared.core.worker import WorkerCore
+from shared.core.worker.step import TurnDone
 from shared.policy.need import Pace, needed_tokens, paces_of
 from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo

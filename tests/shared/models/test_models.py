@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.training import byte_pairs as vocabulary
-from loadgen.training.corpus import SEEN_AT_LEAST, Corpus, held_out, sources
-from loadgen.training.prose import Page, clean, sentences
-from loadgen.training.wordnet import WordNet, split_gloss
+from loadgen.lab.training import byte_pairs as vocabulary
+from loadgen.lab.training.corpus import SEEN_AT_LEAST, Corpus, held_out, sources
+from loadgen.lab.training.prose import Page, clean, sentences
+from loadgen.lab.training.wordnet import WordNet, split_gloss
 from shared.errors import ConfigError
 from shared.models import shipped as store
 from shared.text.detokenizer import ByteDetokenizer
@@ -70,7 +70,7 @@ def chat(question: str) -> str:
 @pytest.fixture(scope="module")
 def target() -> Any:
     pytest.importorskip("transformers")
-    from loadgen.training import folder
+    from loadgen.lab.training import folder
 
     return folder.read(store.folder(TARGET))
 
@@ -78,7 +78,7 @@ def target() -> Any:
 @pytest.fixture(scope="module")
 def draft() -> Any:
     pytest.importorskip("transformers")
-    from loadgen.training import folder
+    from loadgen.lab.training import folder
 
     return folder.read(store.folder(DRAFT))
 
@@ -177,14 +177,14 @@ def test_text_it_never_read_is_far_from_random_to_it(
     name: str, most_nats: float, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue("target" if name == TARGET else "draft")
-    from loadgen.training import measures
+    from loadgen.lab.training import measures
 
     measured = measures.loss(model, Tokenizer.load(store.folder(name)).inner, [DIALOGUES, PROSE])
     assert measured.nats_per_token < most_nats < UNIFORM_NATS
 
 
 def test_most_answers_end_by_themselves(target: Any) -> None:
-    from loadgen.training import measures
+    from loadgen.lab.training import measures
 
     measured = measures.endings(
         target, Tokenizer.load(store.folder(TARGET)).inner, [chat(q) for q in QUESTIONS]
@@ -194,7 +194,7 @@ def test_most_answers_end_by_themselves(target: Any) -> None:
 
 
 def test_the_draft_is_often_right(target: Any, draft: Any) -> None:
-    from loadgen.training import measures
+    from loadgen.lab.training import measures
 
     found = measures.acceptance(
         target,
@@ -216,7 +216,7 @@ def test_every_model_has_a_card_with_what_must_be_said() -> None:
             "sqlite3-doc",
             "Copyright 2006 by Princeton University",
             "bits per byte",
-            "python -m loadgen.training",
+            "python -m loadgen.lab.training",
             "toy",
         ):
             assert said in card
@@ -331,7 +331,7 @@ def test_few_names_are_held_out_always_the_same() -> None:
 @given(st.lists(st.booleans(), max_size=30))
 def test_runs_count_what_is_right_in_a_row(right: list[bool]) -> None:
     pytest.importorskip("transformers")
-    from loadgen.training.measures import run_lengths
+    from loadgen.lab.training.measures import run_lengths
 
     runs = run_lengths(right)
     for at, run in enumerate(runs):
@@ -341,7 +341,7 @@ def test_runs_count_what_is_right_in_a_row(right: list[bool]) -> None:
 
 def test_batches_hold_the_whole_stream_once(corpus: Corpus) -> None:
     pytest.importorskip("torch")
-    from loadgen.training import packing
+    from loadgen.lab.training import packing
 
     tokenizer = vocabulary.learn(islice(corpus.documents(0), 200), 400)
     stream = [
@@ -359,8 +359,8 @@ def test_batches_hold_the_whole_stream_once(corpus: Corpus) -> None:
 def test_a_short_run_learns_stops_and_goes_on(corpus: Corpus, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from loadgen.training import folder, network, packing
-    from loadgen.training.train import Plan, Run
+    from loadgen.lab.training import folder, network, packing
+    from loadgen.lab.training.train import Plan, Run
 
     tokenizer = vocabulary.learn(islice(corpus.documents(0), 200), 400)
     shape = {
@@ -426,10 +426,10 @@ def test_a_short_run_learns_stops_and_goes_on(corpus: Corpus, tmp_path: Path) ->
 
 def test_a_card_says_what_was_measured(corpus: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from loadgen.training import card
-    from loadgen.training.evaluation import Evaluation
-    from loadgen.training.measures import Acceptance, Endings, Loss
-    from loadgen.training.train import Plan, Progress
+    from loadgen.lab.training import card
+    from loadgen.lab.training.evaluation import Evaluation
+    from loadgen.lab.training.measures import Acceptance, Endings, Loss
+    from loadgen.lab.training.train import Plan, Progress
 
     (tmp_path / TARGET).mkdir()
     evaluation = Evaluation(
@@ -467,7 +467,7 @@ def test_a_card_says_what_was_measured(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_the_rate_rises_stays_and_falls() -> None:
     pytest.importorskip("torch")
-    from loadgen.training.train import Plan
+    from loadgen.lab.training.train import Plan
 
     plan = Plan(steps=100, minutes=1, peak=1.0, warm_until=0.1, fall_from=0.5)
     rates = [plan.rate(done / 100) for done in range(101)]

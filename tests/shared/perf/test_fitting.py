@@ -21,13 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.worker import service as worker
 from services.worker.engine import Engine, EngineFacts, EngineState, Outcome
-from services.worker.engines.sim_engine import SimEngine
+from services.worker.engines.sim.engine import SimEngine
 from services.worker.profiling import Measurement, fit_engine
 from shared import subjects
 from shared.bus import codec
 from shared.bus.api import Call
 from shared.core.announced import as_announced, profile_of
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError, PeerError
 from shared.perf import profile_file as store
 from shared.perf.fitting import LEAST, Timed, coefficients, error_of, fit, non_negative
@@ -35,13 +35,13 @@ from shared.perf.forms import Attention, PiecewiseTokens, TokenTable
 from shared.perf.iteration_time import Profile
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
-from shared.process import conventions as names
-from shared.process.exposition import exposition
-from shared.process.instruments import Registry
 from shared.schemas import Announce, Selection
-from shared.testing.virtual_loop import run_virtual
+from shared.telemetry import conventions as names
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 from shared.vocabulary import ReplicaId, Slot
 from tests.fleet.world import CALM, Scene, World
+from tests.simulated.virtual_loop import run_virtual
 
 TRUE = PiecewiseTokens(
     tile=1,

@@ -5,7 +5,7 @@ from typing import Any
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from shared.tiers import TierSet
+from shared.rules.tiers import TierSet
 
 # Requests a second that one A100 carries, roughly.
 CARRIED_RPS = {"chatbot": 10.0, "coder": 5.0, "mix": 4.5, "sharegpt": 3.0}

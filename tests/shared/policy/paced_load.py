@@ -12,7 +12,7 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DraftCost
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.flat_profile import flat_profile
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
@@ -25,13 +25,14 @@ from shared import subjects
 from shared.bus.api import Call
 from shared.columns import Ints, pack, unpack_list
 from shared.core import announced
-from shared.core.replica import ReplicaCore
-from shared.core.replica_events import Acked, ReplicaAction, ReplicaEvent, SendPlan
+from shared.core.replica.events import Acked, ReplicaAction, ReplicaEvent, SendPlan
+from shared.core.replica.replica import ReplicaCore
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, Draft, DraftCost
 from shared.policy import registry, sarathi
 from shared.policy.acceptance import Acceptance, Drafted, Seeds, Speculated, speculate
 from shared.policy.speculation import draft_s
+from shared.rules.tiers import DEMO_3
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -41,7 +42,6 @@ from shared.schemas import (
     Sampling,
     Selection,
 )
-from shared.tiers import DEMO_3
 from shared.vocabulary import ReplicaId, RequestKey
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 from tests.shared.policy.views import Linear

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from loadgen.lab.figures import Figures
+from loadgen.lab.papers.experiment import Run, execute, requests_of
 from loadgen.load.workload import ADASERVE, Shape
-from loadgen.results.experiment import Run, execute, requests_of
+from loadgen.trials.figures import Figures
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.draft import draft_of
@@ -27,7 +27,7 @@ from shared.policy.adaserve.policy import AdaServe, Settings
 from shared.policy.adaserve.tree import Bounds, balanced_tokens, least_depth, tree
 from shared.policy.need import Paces, needed_tokens
 from shared.policy.seam import Choice, Phase, Speculation, View
-from shared.tiers import load_tiers
+from shared.rules.tiers import load_tiers
 from tests.shared.policy.views import BLOCK, Linear, Row, entries, rows, view, views
 
 relaxed = settings(deadline=None, max_examples=100)

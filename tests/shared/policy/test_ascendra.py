@@ -29,8 +29,8 @@ from shared.policy.ascendra.relegated import SHARE_OF_TIME, standard_of
 from shared.policy.chunk import decoding
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Choice, Ended, Observation, Phase, Rows, View
+from shared.rules.tiers import load_tiers
 from shared.schemas import Offer
-from shared.tiers import load_tiers
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import (
     BLOCK,

@@ -14,7 +14,8 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy, View
-from shared.policy.slackline.drafts import ACCEPTANCE, Learned, best_plan
+from shared.policy.slackline.drafting.drafts import ACCEPTANCE, Learned, best_plan
+from shared.policy.slackline.drafting.yields import yields
 from shared.policy.slackline.due import (
     EARNING,
     LOOSE_S,
@@ -42,7 +43,6 @@ from shared.policy.slackline.work_ahead import (
     unhurried,
     work_of_rows,
 )
-from shared.policy.slackline.yields import yields
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import (

@@ -21,8 +21,8 @@ from shared.policy.slackline.due import as_judged, due_of_offers, due_of_rows, e
 from shared.policy.slackline.hurry import without_hurry
 from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.work_ahead import unhurried, work_of_offers, work_of_rows
+from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Offer
-from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
 from tests.shared.policy.drawn_loads import Load, requests_of
 from tests.shared.policy.views import NOW, Row, decode, interactive, summary, view

@@ -26,8 +26,8 @@ from shared.policy.slackline.due import FAR_S, LOOSE_S, as_judged
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import Slackline
 from shared.policy.slackline.token_windows import TEN
+from shared.rules.tiers import DEFAULT, DEMO_3, Tier, TierSet
 from shared.schemas import Body, Record
-from shared.tiers import DEFAULT, DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, FinishReason, ServiceClass, Slo
 from tests.shared.policy.views import NOW, Row, decode, entries, view
 

@@ -13,7 +13,7 @@ from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.policy.seam import Choice, Phase
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import BLOCK, Row, decode, entries, view
 

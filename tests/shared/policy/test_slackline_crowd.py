@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.results.experiment import execute
-from loadgen.results.slackline import hard_paces
-from loadgen.results.slackline.same_loads import load_of
+from loadgen.lab.papers.experiment import execute
+from loadgen.lab.papers.slackline import hard_paces
+from loadgen.lab.papers.slackline.same_loads import load_of
 from loadgen.simulator.latency import Latency
 from shared.perf.draft import DraftCost
 from shared.perf.iteration_time import Profile

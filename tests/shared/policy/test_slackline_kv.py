@@ -18,8 +18,8 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.seam import Admission, Choice, Observation
+from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Offer
-from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import BLOCK, NOW, Linear, Row, decode, entries, view
 

@@ -17,8 +17,8 @@ from shared.perf.profile_file import load
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.seam import Drafts, Observation
-from shared.policy.slackline.lasting import APART, Lasting
-from shared.tiers import Tier, TierSet
+from shared.policy.slackline.drafting.lasting import APART, Lasting
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view

@@ -17,8 +17,8 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DRAFT
 from shared.policy.slackline.policy import Part
+from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.schemas import Verdict
-from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, Slo
 from tests.shared.policy.drawn_loads import CARRIED_RPS, Load, requests_of
 

@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.results.experiment import Run, execute
-from loadgen.results.slackline import several_bounds, short_kv_mixes, whole_answers
-from loadgen.results.slackline.mixes import mix
-from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import ours
+from loadgen.lab.papers.experiment import Run, execute
+from loadgen.lab.papers.slackline import several_bounds, short_kv_mixes, whole_answers
+from loadgen.lab.papers.slackline.mixes import mix
+from loadgen.lab.papers.slackline.same_loads import load_of
+from loadgen.lab.papers.slackline.systems import ours
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DRAFT
 from shared.policy import registry
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.drawn_loads import CARRIED_RPS, Load, requests_of
 

@@ -27,7 +27,7 @@ from shared.policy.slos_serve.demand import (
     PromptPrices,
     TightestOffered,
 )
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, ServiceClass, Slo
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views

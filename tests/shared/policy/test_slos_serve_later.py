@@ -13,7 +13,7 @@ from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy.slos_serve.later import LATER_S, decode_tokens
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy
 from tests.shared.policy.views import Linear, Row, view

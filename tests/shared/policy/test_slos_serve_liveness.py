@@ -6,7 +6,7 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
-from shared.tiers import Tier, TierSet
+from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
 TIERS = TierSet(

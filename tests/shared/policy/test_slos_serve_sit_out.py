@@ -14,7 +14,7 @@ from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared.policy.seam import View
-from shared.tiers import load_tiers
+from shared.rules.tiers import load_tiers
 from shared.vocabulary import Definition, Missed, Slo
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import Linear, Row, entries, shape_of, view

@@ -40,7 +40,7 @@ from shared.policy.sola.problem import (
     too_long,
 )
 from shared.policy.sola.state import Prefills, State, alone_s
-from shared.tiers import BUILT_IN, load_tiers
+from shared.rules.tiers import BUILT_IN, load_tiers
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import NOW, Row, entries, rows, shape_of, view, views
 

@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import Choice, Phase, View
-from shared.tiers import load_tiers
+from shared.rules.tiers import load_tiers
 from tests.shared.policy.views import BLOCK, Linear, Row, decode, entries, view, views
 
 MODES = ("chunked", "prefill_first")

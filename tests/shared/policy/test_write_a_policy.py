@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.cli import main
+from loadgen.cli.main import main
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.seam import Observation, Phase

@@ -12,19 +12,19 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from shared.core.admission import AdmissionCore, Opened
-from shared.core.relegation import Queued, RelegationCore
-from shared.core.replica import ReplicaCore
-from shared.core.replica_events import Synced
+from shared.core.admission.admission import AdmissionCore, Opened
+from shared.core.relegation.relegation import Queued, RelegationCore
+from shared.core.replica.events import Synced
+from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
 from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.process.audit import BUSY_S, IDLE_S, Audit
 from shared.process.drive import TURNS_TO_SOCKET, Inbox, drive
 from shared.schemas import Announce, Record
-from shared.testing.simulated_process import VirtualClock
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from tests.simulated.process import VirtualClock
+from tests.simulated.virtual_loop import run_virtual
 
 T0 = 1024.0  # virtual time of the start; a power of two, so that sums on the 1/64 s grid are exact
 STEP = 1 / 64

@@ -16,12 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.ports import free_port
 from shared.errors import ConfigError
-from shared.process import conventions as names
-from shared.process.about import about
 from shared.process.configuration import Watched, load_watched
-from shared.process.exposition import exposition
-from shared.process.instruments import Registry
 from shared.process.scrape import SCRAPE_LIMIT_BYTES, scraped
+from shared.telemetry import conventions as names
+from shared.telemetry.about import about
+from shared.telemetry.exposition import exposition
+from shared.telemetry.instruments import Registry
 
 WITHIN_S = 60.0  # the longest that a busy machine may take for anything
 

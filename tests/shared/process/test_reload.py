@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from shared.errors import ConfigError
 from shared.process.configuration import load
 from shared.process.reload import LOOK_S, follow_files, rules_of
-from shared.rules import Rules, TenantSource, TierSource
-from shared.testing.virtual_loop import run_virtual
+from shared.rules.rules import Rules, TenantSource, TierSource
+from tests.simulated.virtual_loop import run_virtual
 
 BEFORE = "[tiers.chat]\nslo = {ttft_s = 1.0}\n"
 AFTER = "drain_s = 9\n[tiers.chat]\nslo = {ttft_s = 2.0}\n[tenants.acme]\nweight = 4.0\n"

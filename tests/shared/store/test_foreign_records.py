@@ -12,15 +12,15 @@ import structlog
 from msgspec.structs import replace
 
 from shared.columns import pack
-from shared.core import record as life
+from shared.core.record import record as life
 from shared.errors import BusTimeout, PeerError
 from shared.schemas import Record, Resume
 from shared.store.outputs import FRESH_S
 from shared.store.records import WHOLE_EVERY_S, Records
-from shared.testing.simulated_broker import Faults
-from shared.testing.simulated_bus import SimNet
-from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import run_virtual
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from random import Random
 
 from shared.store.leases import Lease
 from shared.store.presence import CONFIRM_S, RETURN_S, Absences, be_present
-from shared.testing.simulated_bus import SimBus, SimNet
-from shared.testing.simulated_process import SimProcess
-from shared.testing.virtual_loop import run_virtual
+from tests.simulated.bus import SimBus, SimNet
+from tests.simulated.process import SimProcess
+from tests.simulated.virtual_loop import run_virtual
 
 SOON_S = 0.6  # from a death until it is known
 LONG_S = 20.0

@@ -13,7 +13,7 @@ from loadgen.fleet.nats_server import NatsServer
 from shared.bus.api import KeyValue
 from shared.bus.nats import NatsBus, connect
 from shared.columns import pack
-from shared.core.record import cancelled, closed
+from shared.core.record.record import cancelled, closed
 from shared.errors import BusTimeout, StoreDamaged, StoreFull
 from shared.schemas import Body, Record, Resume, Sampling
 from shared.store.records import Records

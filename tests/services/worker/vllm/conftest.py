@@ -50,7 +50,7 @@ class Case(NamedTuple):
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> None:
     """Set the environment for vLLM's own scheduler, which does not go through `build`."""
-    from services.worker.engines.vllm_setup import CPU_ENVIRONMENT, ENVIRONMENT
+    from services.worker.engines.vllm.setup import CPU_ENVIRONMENT, ENVIRONMENT
 
     for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "HF_HUB_OFFLINE": "1"}.items():
         os.environ.setdefault(name, value)
@@ -130,7 +130,7 @@ def _firm(output: list[dict[int, float]]) -> bool:
 
 
 def built(folder: Path, vllm: dict[str, Any], **options: Any) -> Any:
-    from services.worker.engines.vllm_setup import build
+    from services.worker.engines.vllm.setup import build
 
     cfg = WorkerConfig(
         engine="vllm",

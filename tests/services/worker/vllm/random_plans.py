@@ -6,9 +6,9 @@ from random import Random
 from typing import NamedTuple
 
 from services.worker.engine import Done, Likely, RefusedError
-from services.worker.engines.vllm_engine import VllmEngine
+from services.worker.engines.vllm.engine import VllmEngine
 from shared.columns import pack
-from shared.core.turn import Load, Work
+from shared.core.worker.step import Load, Work
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 

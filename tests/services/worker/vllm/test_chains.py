@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from services.worker.engine import Done, Outcome
-from shared.core.turn import Work
+from shared.core.worker.step import Work
 from shared.schemas import Sampling
 from shared.structured import Regex
 from shared.text.tokenizer import Tokenizer

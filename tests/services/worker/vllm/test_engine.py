@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from shared.core.turn import Work
+from shared.core.worker.step import Work
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import KV_BLOCKS, OUTPUT_TOKENS, Case
 from tests.services.worker.vllm.random_plans import Asked, Habits, Play, load, vllms_own_books

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from shared.core.turn import Work
+from shared.core.worker.step import Work
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, SLOTS
 from tests.services.worker.vllm.random_plans import Asked, Habits, Held, Play, load

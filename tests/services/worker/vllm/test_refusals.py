@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from services.worker.engines.vllm_setup import OURS, check_version
-from services.worker.engines.vllm_versions import VLLM_NEWEST, VLLM_OLDEST
+from services.worker.engines.vllm.setup import OURS, check_version
+from services.worker.engines.vllm.versions import VLLM_NEWEST, VLLM_OLDEST
 from shared.errors import ConfigError
 from tests.services.worker.vllm import conftest
 from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, Case, built
@@ -64,7 +64,7 @@ def test_a_version_outside_of_the_range_is_refused_with_the_range(
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("services.worker.engines.vllm_setup.version", version)
+    monkeypatch.setattr("services.worker.engines.vllm.setup.version", version)
     if taken:
         check_version()
         return
@@ -79,7 +79,7 @@ def test_without_vllm_the_error_says_where_one_gets_it(monkeypatch: pytest.Monke
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("services.worker.engines.vllm_setup.version", version)
+    monkeypatch.setattr("services.worker.engines.vllm.setup.version", version)
     with pytest.raises(ConfigError, match=r"docs/run-on-my-gpu\.md .* `make test-vllm`"):
         check_version()
 
@@ -93,7 +93,7 @@ ALONE = """
 import json, sys
 from pathlib import Path
 from services.worker.config import WorkerConfig
-from services.worker.engines.vllm_setup import build
+from services.worker.engines.vllm.setup import build
 from shared.errors import ConfigError
 if __name__ == "__main__":
     errors = []

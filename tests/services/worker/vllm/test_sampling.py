@@ -16,7 +16,7 @@ from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 
-from services.worker.engines.vllm_sampling import sampling_params
+from services.worker.engines.vllm.sampling import sampling_params
 from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from shared.core.turn import Work
+from shared.core.worker.step import Work
 from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonSchema, Regex, Structured
 from shared.text.tokenizer import Tokenizer
@@ -336,7 +336,7 @@ def test_a_grammar_that_is_never_ready_fails_its_request_in_time_and_others_go_o
     ).done
     assert (waiting.computed, waiting.failed) == (0, "")
     assert list(done.tokens) == known.outputs[n][:1]
-    monkeypatch.setattr("services.worker.engines.vllm_engine.GRAMMAR_S", 0.0)
+    monkeypatch.setattr("services.worker.engines.vllm.engine.GRAMMAR_S", 0.0)
     caching.preempt(Slot(2))
     failed, done = caching.execute(
         [Work(Slot(1), 3, True), Work(Slot(2), len(known.prompts[n]) + 1, True)], None

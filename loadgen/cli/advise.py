@@ -1,0 +1,166 @@
+"""`slackline advise`: how many replicas of which GPU a recorded load needs, in virtual time."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
+from loadgen.advise.advice_text import print_advice
+from loadgen.cli.compare import make_folder
+from loadgen.cli.plan_arguments import (
+    add_context_argument,
+    add_tiers_argument,
+    read_fitting,
+)
+from loadgen.cli.trial_arguments import (
+    DEFINITIONS_HELP,
+    add_draft_arguments,
+    check_acceptance,
+    parse_draft,
+)
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.trace import Trace
+from loadgen.load.workload import Rows
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.trials.parallel import check_jobs, cores
+from loadgen.trials.trial import Trial
+from shared.errors import ConfigError
+from shared.perf import profile_file as profiles
+from shared.policy import registry
+from shared.rules.tiers import TierSet, load_tiers
+from shared.vocabulary import Definition
+
+PROFILES = ("a100-llama3-8b", "h100-llama3-8b")
+EPILOG = f"""\
+Replicas are counted for the busiest {SEARCHED_S:g} s: what is enough for them, and for the mean
+load, is enough for the rest. Where the load is heavy, two replicas serve a share of it, and the
+number of replicas is in proportion. The chosen fleet, and one replica fewer, then serve the busiest
+stretch of {SHOWN} requests, or the whole trace if it has fewer."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="recorded load, as .csv or .csv.gz, in our schema or in Azure's, with arrival times",
+    )
+    add_tiers_argument(parser)
+    parser.add_argument(
+        "--profile",
+        action="append",
+        metavar="NAME",
+        help=f"GPU and model to count replicas of: {', '.join(profiles.names())}, or a .json file; "
+        f"may be repeated (default: {' and '.join(PROFILES)})",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        default=0.99,
+        metavar="FRACTION",
+        help="fraction of the requests whose SLO is to be met (default: 0.99)",
+    )
+    add_draft_arguments(parser)
+    parser.add_argument(
+        "--definition", type=Definition, choices=tuple(Definition), help=DEFINITIONS_HELP
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="K",
+        help="random seed: it decides which request is of which tier (default: 0)",
+    )
+    add_context_argument(parser)
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="number of processes; it does not change the results (default: the number of cores)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    jobs = check_jobs(args.jobs)
+    if not 0 < args.target <= 1:
+        raise ConfigError("--target is a fraction, above 0 and at most 1")
+    if args.context < 1:
+        raise ConfigError("--context must be 1 or more")
+    check_acceptance(args.acceptance)
+    tiers = load_tiers(args.tiers).judged_by(args.definition)
+    names = dict.fromkeys(args.profile or PROFILES)
+    for name in names:
+        profiles.read(name)
+    console = Console(stderr=True)
+
+    def show(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    trace, notes = read_fitting(args.trace, args.context)
+    for note in notes:
+        show(note)
+    requests = _requests(trace, tiers, args.seed)
+    trials = [
+        trial
+        for profile in names
+        for trial in _trials(args, profile, tiers, trace.name, requests[-1].arrival_s)
+    ]
+    if args.plots is not None:
+        make_folder(args.plots)
+    with console.status("simulating"):
+        advice = advise(trials, requests, args.target, jobs, show)
+    if args.plots is not None:
+        # imported here: it takes half a second
+        from loadgen.advise.advice_plots import write_plots
+
+        for path in write_plots(advice, args.plots):
+            show(f"wrote {path}")
+    if args.json:
+        print(msgspec.json.encode(advice).decode())
+    else:
+        print_advice(advice, tiers, Console(width=None if sys.stdout.isatty() else 120))
+    return 0
+
+
+def _requests(trace: Trace, tiers: TierSet, seed: int) -> list[PlannedRequest]:
+    """The requests of the trace, at their recorded times. Raises ConfigError."""
+    if not trace.recorded:
+        raise ConfigError(
+            f"trace {trace.name} has no arrival times; `slackline capacity` says what rate a fleet "
+            "carries with these lengths"
+        )
+    begin_s = trace.rows[0].arrival_s or 0.0
+    arrivals_s = [(row.arrival_s or 0.0) - begin_s for row in trace.rows]
+    return plan_requests(arrivals_s, Rows(trace, in_order=True), tiers, seed)
+
+
+def _trials(
+    args: argparse.Namespace, profile: str, tiers: TierSet, name: str, last_s: float
+) -> list[Trial]:
+    """Replicas of this profile without a draft model, and with it unless it is ruled out."""
+    file = profiles.read(profile)
+    draft = file.draft if args.draft is None else parse_draft(args.draft)
+    return [
+        Trial(
+            deployment=Deployment(
+                registry.DEFAULT,
+                profile,
+                facts=ReplicaFacts(context_tokens=args.context),
+                draft=cost,
+                acceptance=args.acceptance,
+            ),
+            tiers=tiers,
+            workload=name,
+            duration_s=max(last_s, 1.0),
+            seed=args.seed,
+        )
+        for cost in dict.fromkeys((0.0, draft))
+    ]

@@ -1,0 +1,232 @@
+"""`slackline capacity`: the highest rate at which few enough requests are violated."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.cli.plan_arguments import Demand, add_plan_arguments, read_demand
+from loadgen.cli.trial_arguments import (
+    add_policy_arguments,
+    add_trial_arguments,
+    judged_tiers,
+    make_trial,
+    parse_settings,
+)
+from loadgen.load.report import percent
+from loadgen.load.session import sessions
+from loadgen.tables import print_line, print_table
+from loadgen.trials.figures_table import named
+from loadgen.trials.goodput import Probe, find_capacity
+from loadgen.trials.trial import Trial, most_missed
+from shared.errors import ConfigError
+from shared.perf.draft import DraftCost
+
+FINEST = 0.001  # the least --precision, relative: rates have four digits
+FEWEST_REQUESTS = 10  # roughly, in the run at the lowest rate that is tried
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """The setup that all runs of a command share, as `--json` prints it here and in search.py."""
+
+    policy: str
+    settings: dict[str, str]
+    profile: str
+    replicas: int
+    workload: str
+    tiers: str
+    seed: int
+    duration_s: float
+    arrivals: str
+    definition: str
+    latency: str
+    draft: DraftCost
+    acceptance: float
+    wall_s: float
+
+
+class CapacityReport(Setup, frozen=True, kw_only=True):
+    """The output of `slackline capacity --json`.
+
+    `capacity_rps` is 0 if even the lowest rate failed.
+    """
+
+    capacity_rps: float
+    violations: float
+    precision: float
+    probes: list[Probe]  # in the order of the search
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plan_arguments(
+        parser,
+        duration_s=600.0,
+        rate_help="requests per second that the search tries first (default: 1 per replica)",
+    )
+    add_policy_arguments(parser)
+    add_trial_arguments(parser)
+    parser.add_argument(
+        "--violations",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="fraction of the offered requests that may be violated (default: 0.01)",
+    )
+    parser.add_argument(
+        "--precision",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="relative precision of the capacity: the search stops once its bounds are this "
+        "close (default: 0.01)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    check_fractions(args.violations, args.precision)
+    began_s = time.perf_counter()
+    demand = read_demand(args)
+    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    console = Console(stderr=True)
+    for note in demand.notes:
+        console.print(note, highlight=False)
+    probes: list[Probe] = []
+
+    def probe(rate_rps: float) -> Probe:
+        probed = try_rate(trial, demand, rate_rps, args.violations)
+        probes.append(probed)
+        if not args.json:
+            console.print(line(probed), highlight=False)
+        return probed
+
+    first_rps = args.rate if args.rate is not None else float(args.replicas)
+    capacity_rps = find_capacity(
+        probe,
+        args.violations,
+        args.precision,
+        first_rps,
+        lowest_rps=FEWEST_REQUESTS / args.duration,
+    )
+    report = CapacityReport(
+        capacity_rps=capacity_rps,
+        violations=args.violations,
+        precision=args.precision,
+        probes=probes,
+        **setup_fields(args, demand, trial.deployment.settings, trial.deployment.draft, began_s),
+    )
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    out = Console(width=None if sys.stdout.isatty() else 120)
+    print_table(out, probes_table(report))
+    latency = (
+        "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
+    )
+    print_line(
+        out,
+        Text.assemble(
+            (f"{report.capacity_rps:g} requests/s", "bold"),
+            f" with {named(report.policy, report.settings)} and at most "
+            f"{percent(report.violations)} violated, within {percent(report.precision)}\n"
+            f"{report.replicas} x {report.profile}, tiers {report.tiers}, "
+            f"{report.duration_s:g} s, seed {report.seed}, {latency}; "
+            f"SLOs judged by {report.definition}",
+        ),
+    )
+    return 0
+
+
+def check_fractions(violations: float, precision: float) -> None:
+    """Raises ConfigError unless both are fractions in range."""
+    for name, value, least in (
+        ("--violations", violations, 0.0),
+        ("--precision", precision, FINEST),
+    ):
+        if not least <= value < 1:
+            raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
+
+
+def setup_fields(
+    args: argparse.Namespace,
+    demand: Demand,
+    settings: Mapping[str, str],
+    draft: DraftCost,
+    began_s: float,
+) -> dict[str, Any]:
+    """The fields of Setup for a command that began at `began_s` (time.perf_counter())."""
+    return {
+        "policy": args.policy,
+        "settings": dict(settings),
+        "profile": args.profile,
+        "replicas": args.replicas,
+        "workload": demand.name,
+        "tiers": demand.tiers.name,
+        "seed": args.seed,
+        "duration_s": args.duration,
+        "arrivals": args.arrivals,
+        "definition": judged_tiers(args, demand).definition,
+        "latency": args.latency,
+        "draft": draft,
+        "acceptance": args.acceptance,
+        "wall_s": time.perf_counter() - began_s,
+    }
+
+
+def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:
+    """One run at one rate.
+
+    The run stops as soon as more than `violations` of its requests are violated, since overloaded
+    runs take longest. If sessions have rounds, sessions are counted instead of requests; they are
+    known only at the end, so such a run is not stopped.
+    """
+    requests = demand.at(rate_rps).requests
+    most = most_missed(requests, violations)
+    result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
+    # in a run that was stopped, a request that had not ended might still have met its SLO
+    violated = np.array([not (result.stopped if v is None else v.slo_met) for v in result.verdicts])
+    if not result.stopped and (by_session := sessions(requests, violated)) is not None:
+        return Probe(
+            rate_rps=rate_rps,
+            offered=by_session.offered,
+            violated_fraction=by_session.violated_fraction,
+            stopped=False,
+        )
+    return Probe(
+        rate_rps=rate_rps,
+        offered=len(requests),
+        violated_fraction=int(violated.sum()) / len(requests),
+        stopped=result.stopped,
+    )
+
+
+def line(probe: Probe) -> str:
+    more = "over " if probe.stopped else ""
+    return (
+        f"{probe.rate_rps:g} requests/s: "
+        f"{more}{percent(probe.violated_fraction)} of {probe.offered} requests violated"
+    )
+
+
+def probes_table(report: CapacityReport) -> Table:
+    """A row for each rate, in the order of the rates."""
+    out = Table(box=SIMPLE_HEAD)
+    for name in ("requests/s", "offered", "violated", ""):
+        out.add_column(name, justify="right")
+    for probe in sorted(report.probes, key=lambda probe: probe.rate_rps):
+        kept = probe.violated_fraction <= report.violations
+        fraction = ("> " if probe.stopped else "") + percent(probe.violated_fraction)
+        out.add_row(
+            f"{probe.rate_rps:g}", str(probe.offered), fraction, "kept" if kept else "too many"
+        )
+    return out

@@ -1,0 +1,210 @@
+"""`slackline chat`: a conversation in the terminal. Each answer shows its TTFT, pace and tier."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from loadgen.access import Access, access_of, add_access_arguments
+from loadgen.cli.sampling_arguments import sampling_of
+from loadgen.load.stream import Streamed, printable, stream
+from loadgen.load.tally import GOOD_ENDS
+from shared.bus.users import Role, User
+from shared.client.client import Patience, new_request_id
+from shared.clock import Clock
+from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.rules.tiers import AUTO
+from shared.schemas import GenerateRequest, Sampling
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+from shared.vocabulary import FinishReason
+
+PATIENCE = Patience(submit_s=3.0)
+TENANT = User(Role.TENANT, DEFAULT_TENANT)
+HELP = """\
+/tier NAME    use this tier from now on
+/system TEXT  set the system prompt (without TEXT: none)
+/again        ask the last question again
+/reset        forget the conversation
+/quit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tier", default=AUTO, help="tier of the requests, by name (default: the fleet's)"
+    )
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer, in tokens (default: 256)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: 0.7)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="K",
+        help="random seed; the same seed and questions give the same answers",
+    )
+    add_access_arguments(parser, "the tenant `default`")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads lines from the terminal or a pipe.
+
+    Answers go to standard output, notes about them to standard error.
+    """
+    if not ID_PATTERN.fullmatch(args.tier):
+        raise ConfigError("--tier must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    sampling = sampling_of(args)
+    with suppress(ImportError):
+        import readline  # noqa: F401  editing and history for input()
+    chat = Chat(access_of(args), args.tier, args.system, sampling)
+    terminal = sys.stdin.isatty()
+    if terminal:
+        _note("Type a question. /help lists the commands, Ctrl-D leaves.")
+    failed = False
+    while (line := _line(terminal)) is not None:
+        word, _, rest = line.partition(" ")
+        match word:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                break
+            case "/help":
+                _note(HELP)
+            case "/tier" if ID_PATTERN.fullmatch(rest):
+                chat.tier = rest
+            case "/system":
+                chat.system = rest
+            case "/reset":
+                chat.turns.clear()
+            case "/again" if chat.turns:
+                failed = not chat.again()
+            case _ if word.startswith("/"):
+                _note(f"{line}: no such command, or not possible now; see /help")
+            case _:
+                failed = not chat.say(line)
+    return 1 if failed and not terminal else 0
+
+
+class Chat:
+    """A conversation.
+
+    Each answer has its own connection, so that none is kept open while the user thinks.
+    """
+
+    def __init__(self, access: Access, tier: str, system: str, sampling: Sampling) -> None:
+        self.tier = tier
+        self.system = system
+        self.turns: list[tuple[str, str]] = []  # (question, answer)
+        self._access = access
+        self._sampling = sampling
+        self._answers = 0
+        self._session = new_request_id()
+
+    def say(self, text: str) -> bool:
+        """Asks, shows the answer and adds both to the conversation.
+
+        Returns False, and adds nothing, if the answer did not end well.
+        """
+        try:
+            answer = asyncio.run(self._ask(text, _show))
+        except KeyboardInterrupt:
+            _note("\nstopped")
+            return False
+        except SlacklineError as error:
+            _note(str(error))
+            return False
+        print()
+        _note(f"[{answer.tier}: {answer.in_words}]")
+        good = answer.verdict.finish_reason in GOOD_ENDS
+        if good:
+            self.turns.append((text, answer.text))
+        if (
+            answer.verdict.finish_reason is FinishReason.LENGTH
+            and answer.verdict.output_tokens < self._sampling.max_tokens
+        ):
+            self._forget_oldest()
+        return good
+
+    def again(self) -> bool:
+        """Asks the last question again. The old answer stays if the new one does not end well."""
+        last = self.turns.pop()
+        good = self.say(last[0])
+        if not good:
+            self.turns.append(last)
+        return good
+
+    def _forget_oldest(self) -> None:
+        del self.turns[:1]
+        _note("(the conversation fills the model's context: its oldest turn is forgotten)")
+
+    async def _ask(self, text: str, show: Callable[[str], None]) -> Streamed:
+        from loadgen.load.connection import connected
+
+        self._answers += 1
+        seed = self._sampling.seed
+        sampling = (
+            self._sampling
+            if seed is None
+            else msgspec.structs.replace(self._sampling, seed=seed + self._answers)
+        )
+        async with connected(self._access, "slackline-chat", TENANT, Clock(), PATIENCE) as client:
+            while True:
+                request = GenerateRequest(
+                    request_id=new_request_id(),
+                    messages=self._messages(text),
+                    sampling=sampling,
+                    session=self._session,
+                )
+                began_s = time.monotonic()
+                try:
+                    return await stream(await client.submit(request, self.tier), began_s, show)
+                except NoResponders as error:
+                    raise BusError(
+                        f"{self._access.url} has no admission service: "
+                        "start a fleet with `slackline up`"
+                    ) from error
+                except PeerError as error:
+                    if error.code != "context_length_exceeded" or not self.turns:
+                        raise
+                    self._forget_oldest()
+
+    def _messages(self, text: str) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        turns = [
+            {"role": role, "content": content}
+            for turn in self.turns
+            for role, content in zip(("user", "assistant"), turn, strict=True)
+        ]
+        return [*system, *turns, {"role": "user", "content": text}]
+
+
+def _line(terminal: bool) -> str | None:
+    """The next line, stripped; None at the end of the input."""
+    try:
+        return input("\n> " if terminal else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _show(text: str) -> None:
+    print(printable(text), end="", flush=True)
+
+
+def _note(text: str) -> None:
+    """Prints a note to standard error, dim in a terminal."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)

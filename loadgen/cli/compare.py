@@ -1,0 +1,239 @@
+"""`slackline compare`: policies side by side on identical arrivals, in virtual time.
+
+It also puts reports of `slackline load --out` side by side.
+"""
+
+import argparse
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+
+from loadgen.bound.limit import Bound
+from loadgen.cli.html_option import (
+    add_html_argument,
+    check_html,
+    write_reports,
+    write_rounds,
+)
+from loadgen.cli.plan_arguments import Demand, add_plan_arguments, read_demand
+from loadgen.cli.trial_arguments import add_trial_arguments, judged_tiers, make_trial
+from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
+from loadgen.tables import print_table
+from loadgen.trials.comparison import Comparison, Offered, compare, parse_policies
+from loadgen.trials.comparison_table import comparison_table
+from loadgen.trials.figures import Figures
+from loadgen.trials.figures_table import circumstances
+from loadgen.trials.parallel import check_jobs, cores
+from shared.errors import ConfigError
+
+
+class CompareSetup(Struct, frozen=True, kw_only=True):
+    """The setup that all runs share, as `--json` prints it."""
+
+    command: str = "compare"
+    seed: int
+    definition: str
+    profile: str
+    replicas: int
+    latency: str
+    workload: str
+    tiers: str
+    duration_s: float
+
+
+class AtOneRate(CompareSetup, frozen=True, kw_only=True):
+    """The output of `slackline compare --json` without --rates."""
+
+    rate_rps: float
+    requests: int
+    bound: Bound
+    policies: list[Figures]
+
+
+class OverRates(CompareSetup, frozen=True, kw_only=True):
+    """The output of `slackline compare --json` with --rates, in the order of the rates."""
+
+    rates: list[Comparison]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "reports",
+        nargs="*",
+        type=Path,
+        metavar="REPORT",
+        help="reports written by `slackline load --out`, instead of all options below",
+    )
+    add_plan_arguments(parser, duration_s=600.0, needed=False)
+    parser.add_argument(
+        "--policies",
+        metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
+        help="policies to compare, with or without settings, such as "
+        "edf,fcfs:chunk_tokens=512; a + joins settings, as in "
+        "qoserve:alpha_high_s=0.004+safety=1.1",
+    )
+    add_trial_arguments(parser)
+    parser.add_argument(
+        "--rates", metavar="R,R,...", help="compare at each of these rates, instead of --rate"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="number of processes; it does not change the results (default: the number of cores)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_html_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_html(args.html)
+    planned = args.policies is not None or args.trace is not None or args.workload is not None
+    if args.reports and planned:
+        raise ConfigError(
+            "give either reports, or --policies with a --trace or --workload, not both"
+        )
+    if args.reports:
+        return _reports(args)
+    if args.policies is None or (args.trace is None and args.workload is None):
+        raise ConfigError(
+            "give reports of `slackline load --out`, or --policies with a --trace or --workload"
+        )
+    return _policies(args)
+
+
+def _reports(args: argparse.Namespace) -> int:
+    if args.json or args.plots is not None:
+        raise ConfigError("--json and --plots need --policies; reports are JSON already")
+    console = Console()
+    reports = [read_report(path) for path in args.reports]
+    print_table(console, side_by_side(reports))
+    if args.html is not None:
+        write_reports(reports, side_by_side(reports), args.html)
+        console.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
+    if different := unlike(reports):
+        console.print(
+            f"These runs have different {different}: "
+            "their figures say little about what served them.",
+            style="bold",
+        )
+    console.print(DEFINITION, style="dim")
+    return 0
+
+
+def _policies(args: argparse.Namespace) -> int:
+    jobs = check_jobs(args.jobs)
+    policies = parse_policies(args.policies)
+    rates = parse_rates(args)
+    demand = read_demand(args)
+    if args.plots is not None:
+        make_folder(args.plots)
+    err = Console(stderr=True)
+    offered, notes = [], dict.fromkeys(demand.notes)
+    for rate_rps in rates:
+        trials = [
+            make_trial(args, demand, policy, settings, rate_rps) for policy, settings in policies
+        ]
+        plan = demand.at(rate_rps)
+        notes |= dict.fromkeys(plan.notes)
+        offered.append(
+            Offered(
+                rate_rps if rate_rps is not None else len(plan.requests) / plan.duration_s,
+                plan.requests,
+                trials,
+            )
+        )
+    for note in notes:
+        err.print(note, highlight=False)
+    rounds = compare(
+        offered,
+        jobs,
+        latencies=args.plots is not None or args.html is not None,
+        show=lambda line: None if args.json else err.print(line, highlight=False),
+    )
+    comparisons = [one.comparison for one in rounds]
+    if args.plots is not None:
+        # imported here: it takes half a second, and most comparisons make no plots
+        from loadgen.trials.plots import write_plots
+
+        for path in write_plots(rounds, demand.tiers, args.plots):
+            err.print(f"wrote {path}", highlight=False)
+    if args.html is not None:
+        shown = comparison_table(comparisons, demand.tiers)
+        command = shlex.join(["slackline", *sys.argv[1:]])
+        write_rounds(rounds, demand.tiers, shown, command, args.html)
+        err.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
+    if args.json:
+        print(msgspec.json.encode(_json_report(args, demand, comparisons)).decode())
+        return 0
+    out = Console(width=None if sys.stdout.isatty() else 140)
+    out.print(
+        circumstances(
+            comparisons[0].policies[0], None if len(comparisons) > 1 else comparisons[0].rate_rps
+        ),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    print_table(out, comparison_table(comparisons, demand.tiers))
+    return 0
+
+
+def parse_rates(args: argparse.Namespace) -> list[float | None]:
+    """The rates in ascending order; None: the rate of the trace.
+
+    Raises ConfigError unless the rates are above 0 and differ.
+    """
+    if args.rates is None:
+        return [args.rate]
+    if args.rate is not None:
+        raise ConfigError("give either --rate or --rates")
+    try:
+        rates = [float(word) for word in args.rates.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
+        raise ConfigError(
+            f"--rates `{args.rates}`: expected different rates above 0, such as 2,3,4"
+        )
+    return [*sorted(rates)]
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of the plots, before the runs begin. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plots: cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _json_report(
+    args: argparse.Namespace, demand: Demand, comparisons: list[Comparison]
+) -> AtOneRate | OverRates:
+    setup = {
+        "seed": args.seed,
+        "definition": judged_tiers(args, demand).definition,
+        "profile": args.profile,
+        "replicas": args.replicas,
+        "latency": args.latency,
+        "workload": demand.name,
+        "tiers": demand.tiers.name,
+        "duration_s": args.duration,
+    }
+    if args.rates is not None:
+        return OverRates(**setup, rates=comparisons)
+    [comparison] = comparisons
+    return AtOneRate(
+        **setup,
+        rate_rps=comparison.rate_rps,
+        requests=comparison.requests,
+        bound=comparison.bound,
+        policies=comparison.policies,
+    )

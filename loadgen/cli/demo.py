@@ -1,0 +1,265 @@
+"""`slackline demo`: a real model answers; then two policies serve the same rush of requests."""
+
+import argparse
+import asyncio
+import logging
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
+from msgspec.structs import replace
+from rich.console import Console
+
+from loadgen.bench import machine
+from loadgen.cli.main import INTERRUPTED
+from loadgen.demo import questions as answers
+from loadgen.demo import rush, story
+from loadgen.demo.prompts import Prompts
+from loadgen.demo.rush import Rush, capacity_per_s
+from loadgen.fleet.fleet import Fleet, FleetSpec, torch_replicas
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
+from loadgen.tables import print_table
+from shared.errors import ConfigError
+from shared.models import shipped as models
+from shared.perf.iteration_time import Profile
+from shared.text.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+DURATION_S, SEED = 45.0, 3
+LOAD = 0.85  # mean rate over the capacity of the replicas; the bursts are 2.6 times the mean
+WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
+QUICK = Rush(
+    engine="sim",
+    profile="a100-llama3-8b",
+    workload=WORKLOAD,
+    context_tokens=CONTEXT_TOKENS,
+    replicas=2,
+    rate=10.0,
+    duration_s=2.0,
+    seed=SEED,
+    wait_s=20.0,
+    pace=0.2,
+)
+FCFS_CHUNK_TOKENS = 2048  # the best of a sweep on its load
+POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
+    ("slackline", {}),
+)
+PLAIN_WIDTH = 120  # columns, where the output is no terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="send a few requests to simulated engines, without torch, to see that all works",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="K",
+        help=f"random seed of the requests (default: {SEED})",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/demo"),
+        metavar="DIR",
+        help="folder for reports and traces (default: out/demo)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {args.out}: {error}") from error
+    return uvloop.run(_until_signal(args, console))
+
+
+async def _until_signal(args: argparse.Namespace, console: Console) -> int:
+    """Runs the demonstration to its end or until Ctrl-C. No fleet runs when it returns."""
+    work = asyncio.ensure_future(_demo(args, console))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        console.print("\nstopped; nothing is left running", highlight=False)
+        return INTERRUPTED
+    return 0
+
+
+async def _demo(args: argparse.Namespace, console: Console) -> None:
+    began_s, load, prompts = time.monotonic(), replace(QUICK, seed=args.seed), None
+    busy = await asyncio.to_thread(machine.busy)
+    if not args.quick:
+        console.rule("1 of 2  A model answers")
+        profile = await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
+        load = _scaled_to(profile, load)
+        prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), args.seed)
+    console.rule("2 of 2  A rush of requests")
+    requests = load.requests()
+    engines = "one replica" if load.replicas == 1 else "two replicas"
+    share = (
+        "on simulated engines"
+        if args.quick
+        else f"{100 * LOAD:.0f} % of the capacity of {engines} on this machine"
+    )
+    console.print(
+        f"{len(requests)} requests in three tiers arrive within {load.duration_s:g} s, "
+        "in bursts with the shape of a recorded trace: "
+        f"{load.rate:.1f} a second on average, {share}. "
+        "Two policies serve the same requests: first in order of arrival "
+        f"(fcfs, with the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), "
+        "then as each token is due (slackline).",
+        highlight=False,
+    )
+    if busy is not None:
+        console.print(
+            f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
+            "the fewer requests the engines keep up with.",
+            highlight=False,
+        )
+    reports = []
+    for policy, settings in POLICIES:
+        reports.append(await _round(policy, settings, load, requests, prompts, args, console))
+    _show(reports, args.out, console)
+    console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
+
+
+def _scaled_to(profile: Profile, rush: Rush) -> Rush:
+    """The same rush for torch engines, at LOAD times their capacity by `profile`."""
+    torch = replace(
+        rush,
+        engine="torch",
+        profile="",
+        replicas=min(2, torch_replicas()),
+        duration_s=DURATION_S,
+        wait_s=90.0,
+        pace=1.0,
+    )
+    return replace(torch, rate=LOAD * torch.replicas * capacity_per_s(profile, torch.requests()))
+
+
+async def _round(
+    policy: str,
+    settings: dict[str, str],
+    load: Rush,
+    requests: list[PlannedRequest],
+    prompts: Prompts | None,
+    args: argparse.Namespace,
+    console: Console,
+) -> Report:
+    label = policy + "".join(
+        f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items()
+    )
+    trace = (args.out / f"trace-{policy}.jsonl").absolute()
+    trace.unlink(missing_ok=True)
+    console.print(f"\n[bold]{label}[/]", highlight=False)
+    command = shlex.join(["slackline", *sys.argv[1:]])
+    report = await _on(
+        rush.spec(policy, settings, load, trace),
+        lambda fleet: rush.serve(fleet, label, load, requests, prompts, command, console),
+        console,
+    )
+    for note in report.notes:
+        console.print(f"  {note}", highlight=False, style="dim")
+    write_report(report, args.out / f"{policy}.json")
+    return report
+
+
+async def _on(
+    spec: FleetSpec, work: Callable[[Fleet], Coroutine[Any, Any, Result]], console: Console
+) -> Result:
+    """Starts a fleet, does `work` on it and stops it. Raises the error of either."""
+    console.print(
+        "[dim]starting nats-server, admission, planner, relegation, "
+        f"{spec.replicas} x {spec.engine} worker ...[/]",
+        highlight=False,
+    )
+    async with Fleet(
+        spec, lambda line: console.print(line, highlight=False, markup=False)
+    ) as fleet:
+        task = asyncio.ensure_future(work(fleet))
+        try:
+            await asyncio.wait((task, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                fleet.failed.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _show(reports: list[Report], out: Path, console: Console) -> None:
+    console.rule("Results")
+    print_table(console, side_by_side(reports))
+    console.print(_in_words(reports), highlight=False)
+    console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
+    path = out / "trace-slackline.jsonl"
+    traces = story.read_traces(path)
+    chosen = story.richest(traces)
+    if chosen is not None:
+        print_table(console, story.timeline(chosen, traces[chosen]))
+    console.print(
+        f"\nreports  {out}/fcfs.json, {out}/slackline.json  (slackline compare {out}/*.json)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"traces   {path}, one span a line; the trace above is {chosen}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _in_words(reports: list[Report]) -> str:
+    """The table in words, for a reader who sees such a table for the first time."""
+    fcfs, slackline = reports
+    first = next(iter(fcfs.tiers))
+    before, after = fcfs.tiers[first], slackline.tiers[first]
+    lost = fcfs.total.offered - fcfs.total.met
+    kept = slackline.total.offered - slackline.total.met
+    if kept >= lost:
+        return (
+            "\nThe load was too low to separate the policies, or this machine was too busy with "
+            "other work."
+        )
+    words = (
+        f"\nThe engines and the {fcfs.total.offered} requests were the same. "
+        "In the bursts more requests arrived than the engines could serve at once. "
+        f"In order of arrival (fcfs), {first} requests waited behind long prompts that had "
+        f"a minute to spare: {percent(before.met_fraction)} of them met their SLO. "
+        f"By due times (slackline), {percent(after.met_fraction)} did: requests with time left "
+        "wait, and chunks grow while no token is urgent and shrink when one is due. "
+    )
+    if slackline.total.relegated:
+        words += (
+            "A request that can no longer meet its SLO is relegated early and finished with the "
+            "capacity that is left, so that it does not make others late "
+            f"({slackline.total.relegated} here: the slow end of the times above). "
+        )
+    words += f"SLOs missed: {lost} with fcfs, {kept} with slackline."
+    bound_s = after.slo.tbt_s if after.slo else None
+    if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
+        words += (
+            f" Gaps of more than {seconds(bound_s)} there are mostly slack well spent: "
+            "the tokens before them were early."
+        )
+    return words

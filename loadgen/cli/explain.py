@@ -1,0 +1,219 @@
+"""`slackline explain`: says why a request was late, with the share of each cause and its steps."""
+
+import argparse
+import asyncio
+import textwrap
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadgen.access import access_of, add_access_arguments
+from loadgen.load.connection import connecting
+from loadgen.tables import print_table
+from shared import subjects
+from shared.bus.api import RefusedError
+from shared.bus.users import OPERATOR, Role, User
+from shared.core.record.explanation import WORDS, in_seconds, others
+from shared.errors import BusError, ConfigError, NoResponders
+from shared.request_timeline import Happened, Happening
+from shared.schemas import Explain, Explanation
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+
+ANSWER_S = 5.0
+# a gateway's answer has the id of its request behind one of these
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+STEPS = {
+    Happened.DECLINED: "{replica} declined it",
+    Happened.HELD: "{replica} has it",
+    Happened.BEGAN: "its first iteration on {replica}",
+    Happened.FIRST_TOKEN: "its first token",
+    Happened.PREEMPTED: "{replica} preempted it",
+    Happened.RELEGATED: "relegated",
+    Happened.PROMOTED: "promoted: its SLO can be met again",
+    Happened.DRAWN: "out of the pool, for {replica}",
+    Happened.LEFT: "left {replica}",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="id of the request, also as TENANT.ID, or the id of an HTTP answer",
+    )
+    parser.add_argument(
+        "--tenant",
+        help="tenant of the request (default: default; for the operator that of TENANT.ID)",
+    )
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="the key that --creds names is the operator's: name other tenants, too",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_access_arguments(parser, "the tenant, or of the operator")
+
+
+def run(args: argparse.Namespace) -> int:
+    operator = args.operator or not args.creds
+    tenant, ids = meant(args.request_id, args.tenant, operator=operator)
+    found = asyncio.run(_asked(args, tenant, ids, operator=operator))
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(found, Console(soft_wrap=False))
+    return 0
+
+
+def meant(name: str, tenant: str | None, *, operator: bool) -> tuple[str, list[str]]:
+    """The tenant of a request, and the ids that it may have, the likeliest first.
+
+    `name`: what a user has at hand: an id, TENANT.ID of logs and tables, or the id of an answer.
+    `tenant`: the one that the user asks as; None: TENANT for the operator, else the default one.
+    Raises ConfigError where TENANT is another one, and for what can be no id.
+    """
+    before, dot, request_id = name.rpartition(".")
+    own = tenant
+    if own is None:
+        own = before if dot and operator else DEFAULT_TENANT
+    stripped = [request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)]
+    ids = [each for each in (request_id, *stripped) if ID_PATTERN.fullmatch(each)]
+    for argument, fits in (
+        ("--tenant", tenant is None or ID_PATTERN.fullmatch(tenant)),
+        ("REQUEST_ID", ids and (not dot or ID_PATTERN.fullmatch(before))),
+    ):
+        if not fits:
+            raise ConfigError(f"{argument} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    if dot and before != own:
+        raise ConfigError(
+            f"{name} is of the tenant {before}, and you ask as {own}: --tenant {before} asks as "
+            "that tenant"
+        )
+    return own, ids
+
+
+async def _asked(
+    args: argparse.Namespace, tenant: str, ids: list[str], *, operator: bool
+) -> Explanation:
+    user = OPERATOR if operator else User(Role.TENANT, tenant)
+    subject = subjects.EXPLAIN_ALL if operator else subjects.explain(tenant)
+    async with connecting(access_of(args), "slackline-explain", user) as bus:
+
+        async def ask(request_id: str) -> Explanation:
+            question = Explain(tenant=tenant, request_id=request_id)
+            return await bus.request(subject, question, Explanation, timeout_s=ANSWER_S)
+
+        *firsts, last = ids
+        try:
+            for request_id in firsts:
+                try:
+                    return await ask(request_id)
+                except RefusedError as error:
+                    if error.code != "not_found":
+                        raise
+            return await ask(last)
+        except NoResponders as error:
+            raise BusError(
+                f"{args.url} has no admission service: start a fleet with `slackline up`"
+            ) from error
+
+
+def show(found: Explanation, console: Console) -> None:
+    """The answer in one sentence, then the shares, then the steps."""
+    width = min(console.width, 100)
+    for text in (f"{found.request_id}: {found.answer}", _facts(found)):
+        filled = textwrap.fill(text, width, break_on_hyphens=False).replace(NO_BREAK, " ")
+        console.print(escape(filled), highlight=False)
+    if found.shares:
+        print_table(console, _shares(found))
+    for neighbour in found.neighbours:
+        whose = f"{neighbour.tenant}/{neighbour.tier}" if neighbour.tenant else "others"
+        requests = f"{neighbour.requests} request{'' if neighbour.requests == 1 else 's'}"
+        line = f"  beside it: {in_seconds(neighbour.seconds)} of prefills of {whose}, {requests}"
+        console.print(escape(line), highlight=False)
+    print_table(console, _steps(found))
+
+
+def _shares(found: Explanation) -> Table:
+    out = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    out.add_column("where its time went", no_wrap=True)
+    until = {share.cause: share for share in found.shares_until_missed}
+    columns = ["until it was late"] if until else []
+    ended = "whole life" if found.verdict is not None else "so far"
+    for column in (*columns, ended):
+        out.add_column(column, justify="right")
+        out.add_column("", justify="right")
+    for share in found.shares:
+        cells = [WORDS[share.cause]]
+        if until:
+            before = until.get(share.cause)
+            cells += ["", ""] if before is None else _cells(before.seconds, before.share)
+        out.add_row(*cells, *_cells(share.seconds, share.share))
+    total_s = sum(share.seconds for share in found.shares)
+    until_s = sum(share.seconds for share in until.values())
+    out.add_section()
+    out.add_row("all", *([in_seconds(until_s), ""] if until else []), in_seconds(total_s), "")
+    return out
+
+
+def _cells(seconds: float, share: float) -> list[str]:
+    return [in_seconds(seconds), f"{100 * share:.0f} %"]
+
+
+def _facts(found: Explanation) -> str:
+    """The request and its SLO. No item is broken at the end of a line."""
+    bounds = [
+        f"{name} {in_seconds(bound_s)}"
+        for name, bound_s in (
+            ("TTFT", found.slo.ttft_s),
+            ("TBT", found.slo.tbt_s),
+            ("TTLT", found.slo.ttlt_s),
+        )
+        if bound_s is not None
+    ]
+    state = found.verdict.finish_reason.value if found.verdict else found.state
+    first, *rest = bounds or ["none"]
+    request = [
+        f"{found.tenant}/{found.tier}",
+        f"{found.prompt_tokens:,} tokens of prompt",
+        f"{found.output_tokens:,} of answer",
+        state,
+    ]
+    return "; ".join(
+        ", ".join(item.replace(" ", NO_BREAK) for item in items)
+        for items in (request, [f"SLO: {first}", *rest])
+    )
+
+
+def _steps(found: Explanation) -> Table:
+    out = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    out.add_column(justify="right", no_wrap=True)
+    out.add_column()
+    out.add_row("0 ms", "it arrived")
+    for step in found.happenings:
+        out.add_row(_after(found, step.at_unix_s), escape(_step(step)))
+    if found.left_out:
+        out.add_row("", f"({found.left_out} steps in the middle are left out)")
+    if found.verdict is not None:
+        ended = f"it ended: {found.verdict.finish_reason.value}"
+        out.add_row(_after(found, found.verdict.ended_unix_s), ended)
+    return out
+
+
+def _step(step: Happening) -> str:
+    words = STEPS[step.what].format(replica=step.replica)
+    if step.what is Happened.RELEGATED:
+        words += f" on {step.replica}" if step.replica else ", into the pool"
+    if step.why:
+        words += f": {step.why}"
+    if step.neighbours:
+        words += f"; ahead of it were prefills of {others(step.neighbours)}"
+    return words
+
+
+def _after(found: Explanation, at_unix_s: float) -> str:
+    return in_seconds(max(0.0, at_unix_s - found.arrived_unix_s))

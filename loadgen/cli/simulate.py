@@ -1,0 +1,77 @@
+"""`slackline simulate`: serves a plan of requests with the live cores, in virtual time."""
+
+import argparse
+import sys
+
+import msgspec
+from rich.console import Console
+
+from loadgen.cli.plan_arguments import Plan
+from loadgen.cli.trial_arguments import add_run_arguments, read_run
+from loadgen.load.report import zero_gap_note
+from loadgen.tables import print_line, print_table
+from loadgen.trials.figures import Figures, figures_of
+from loadgen.trials.figures_table import circumstances, figures_table, named
+from shared.perf.draft import DraftCost
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console(stderr=True)
+    trial, plan = read_run(args, console)
+    with console.status("simulating") as status:
+        result = trial.serve(
+            plan.requests,
+            check_every=args.check,
+            progress=lambda now_s, ended: status.update(_progress(plan, now_s, ended)),
+        )
+    figures = figures_of(trial, plan.requests, result)
+    if args.json:
+        print(msgspec.json.encode(figures).decode())
+        return 0
+    out = Console(width=None if sys.stdout.isatty() else 120)
+    policy = named(figures.policy, figures.settings)
+    title = f"{policy}: {circumstances(figures, figures.rate_rps)}"
+    out.print(title, highlight=False, markup=False, soft_wrap=True)
+    print_table(out, figures_table(figures, plan.tiers))
+    groups = (figures.by_tier, figures.by_importance, figures.by_length)
+    if note := zero_gap_note(group.tbt_s.p50 for each in groups for group in each.values()):
+        print_line(out, note)
+    print_line(out, _summary(figures))
+    return 0
+
+
+def _progress(plan: Plan, now_s: float, ended: int) -> str:
+    """The progress in words; what still runs after the last arrival goes on beyond 100 %."""
+    share = f"{100 * now_s / plan.duration_s:.0f} %"
+    return (
+        f"{now_s:.0f} of {plan.duration_s:.0f} s simulated ({share}), "
+        f"{ended} of {len(plan.requests)} requests have ended"
+    )
+
+
+def _cost(draft: DraftCost) -> str:
+    """The cost as --draft takes it."""
+    numbers = draft if isinstance(draft, tuple) else (draft,)
+    return ",".join(f"{number:g}" for number in numbers)
+
+
+def _summary(figures: Figures) -> str:
+    """The lines below the table."""
+    drafts = ""
+    if figures.verifications:
+        drafts = (
+            f"{figures.accepted} of {figures.drafted} drafted tokens accepted, "
+            f"{1 + figures.accepted / figures.verifications:.2f} tokens per verification "
+            f"(draft {_cost(figures.draft)}, acceptance {figures.acceptance:g})\n"
+        )
+    return drafts + (
+        f"goodput {figures.goodput_rps:.2f} requests/s; "
+        f"{figures.relegated} relegated, {figures.preempted} preemptions\n"
+        f"{figures.simulated_s:.0f} s simulated in {figures.wall_s:.1f} s "
+        f"({figures.requests_per_wall_s:.0f} requests per second): "
+        f"{figures.iterations} iterations, engines {100 * figures.busy_fraction:.0f} % busy"
+    )

@@ -1,0 +1,146 @@
+"""`slackline submit`: sends one prompt, streams the answer and prints one line about it."""
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.main import INTERRUPTED
+from loadgen.cli.sampling_arguments import sampling_of
+from loadgen.load.stream import printable, stream
+from loadgen.load.tally import GOOD_ENDS
+from shared.bus.api import RefusedError
+from shared.bus.users import Role, User
+from shared.client.client import Client, Handle, Patience, new_request_id
+from shared.clock import Clock
+from shared.errors import BusError, ConfigError, NoResponders
+from shared.rules.tiers import AUTO
+from shared.schemas import GenerateRequest
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+
+PATIENCE = Patience(submit_s=3.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="continue the prompt as plain text, without the model's chat template",
+    )
+    parser.add_argument(
+        "--tier",
+        help="tier of the request, by name (default: interactive if the fleet has it, else the "
+        "fleet's default tier)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer, in tokens; cut to what the context has room for (default: 256)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: 1)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="K", help="random seed; the same seed gives the same answer"
+    )
+    parser.add_argument(
+        "--tenant", default=DEFAULT_TENANT, help="tenant of the request (default: default)"
+    )
+    parser.add_argument(
+        "--request-id",
+        metavar="ID",
+        help="id of the request; a known id attaches to that request (default: a new id)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end instead of streaming"
+    )
+    add_access_arguments(parser, "the tenant")
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    request_id = args.request_id or new_request_id()
+    for name, value in (
+        ("--tier", args.tier),
+        ("--tenant", args.tenant),
+        ("--request-id", request_id),
+    ):
+        if value is not None and not ID_PATTERN.fullmatch(value):
+            raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    if not prompt.strip():
+        raise ConfigError("the prompt is empty")
+    request = GenerateRequest(
+        request_id=request_id,
+        tenant=args.tenant,
+        prompt=prompt if args.raw else None,
+        messages=None if args.raw else [{"role": "user", "content": prompt}],
+        sampling=sampling_of(args),
+    )
+    return asyncio.run(_submit(request, args))
+
+
+async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
+    from loadgen.load.connection import connected
+
+    user = User(Role.TENANT, request.tenant)
+    async with connected(access_of(args), "slackline-submit", user, Clock(), PATIENCE) as client:
+        try:
+            return await _answer(client, request, args)
+        except NoResponders as error:
+            raise BusError(
+                f"{args.url} has no admission service: start a fleet with `slackline up`"
+            ) from error
+
+
+async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    handle = await _submitted(client, request, args.tier)
+    try:
+        answer = await stream(handle, began_s, _quiet if args.json else _print)
+    except asyncio.CancelledError:
+        print("\ncancelled", file=sys.stderr)
+        return INTERRUPTED
+    if args.json:
+        result: dict[str, Any] = {
+            "request_id": request.request_id,
+            "tier": answer.tier,
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "attached": answer.attached,
+            "ttft_s": answer.ttft_s,
+            "tokens_per_s": answer.tokens_per_s,
+            "verdict": answer.verdict,
+        }
+        print(msgspec.json.encode(result).decode())
+    elif answer.text and not answer.text.endswith("\n"):
+        print()
+    print(f"{answer.tier}, {answer.in_words}", file=sys.stderr)
+    return 0 if answer.verdict.finish_reason in GOOD_ENDS else 1
+
+
+async def _submitted(client: Client, request: GenerateRequest, tier: str | None) -> Handle:
+    try:
+        return await client.submit(request, tier or "interactive")
+    except RefusedError as error:
+        if tier is not None or error.code != "unknown_tier":
+            raise
+    return await client.submit(request, AUTO)
+
+
+def _print(text: str) -> None:
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _quiet(_: str) -> None:
+    pass

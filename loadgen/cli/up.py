@@ -1,0 +1,441 @@
+"""`slackline up`: runs a fleet on this machine until Ctrl-C."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+from msgspec import Struct
+
+from loadgen.access import DEFAULT_URL
+from loadgen.cli.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
+from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec, torch_replicas
+from loadgen.fleet.metrics_page import listen, metrics_page
+from loadgen.fleet.ports import HOST, is_free
+from shared.bus.users import Role, User
+from shared.errors import ConfigError
+from shared.models import shipped as models
+from shared.perf import profile_file as profiles
+from shared.policy import registry
+from shared.process import configuration
+from shared.process.configuration import PREFIX
+from shared.rules.rules import TenantSource, TierSource, read_rules, read_tenants
+from shared.rules.tenants import OTHERS
+from shared.rules.tiers import load_tiers
+from shared.subjects import DEFAULT_TENANT
+
+KEY_HEADER = '-H "Authorization: Bearer KEY" '
+AWAITED_S = 2.0  # between two lines about what a start waits for
+# the ports that clients use by default
+NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="number of workers, each with an engine "
+        "(default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)",
+    )
+    parser.add_argument(
+        "--policy",
+        default="",
+        metavar="NAME",
+        help=f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the policy; may be repeated",
+    )
+    parser.add_argument(
+        "--engine",
+        default="torch",
+        choices=("torch", "vllm", "sim"),
+        help="torch and vllm run a real model; sim has the timing of a GPU and answers nonsense "
+        "(default: torch)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME|FOLDER",
+        help="torch, vllm: a shipped model, or a folder in Hugging Face format "
+        f"(default: {models.DEFAULT})",
+    )
+    parser.add_argument(
+        "--vllm",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="vllm: an argument of its engine, with the value in JSON; may be repeated",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="vllm: a LoRA adapter; may be repeated",
+    )
+    parser.add_argument(
+        "--draft-model",
+        default="",
+        metavar="NAME|FOLDER",
+        help="torch: the draft model beside it, a shipped one or a folder; none: no drafts "
+        f"(default: {models.DRAFTS[models.DEFAULT]} beside {models.DEFAULT}, else none)",
+    )
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="NAME",
+        help="iteration-time model of the engine: a shipped profile or a .json file "
+        "(default: sim has one built in, the others measure theirs)",
+    )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="sim: seconds of wall clock per second of the profile (default: 1)",
+    )
+    add_draft_arguments(parser)
+    parser.add_argument(
+        "--tiers",
+        default="",
+        metavar="NAME|FILE",
+        help="tiers and their SLOs: a built-in set, or a file: a configuration, or a set in TOML "
+        "or JSON",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration of all services, in TOML; `slackline config check FILE` explains it. "
+        "Other options here win over it",
+    )
+    parser.add_argument(
+        "--planners", type=int, default=1, metavar="N", help="number of planners (default: 1)"
+    )
+    parser.add_argument(
+        "--admissions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of admission services (default: 1)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="P",
+        help=f"port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)",
+    )
+    parser.add_argument(
+        "--http-port",
+        type=int,
+        metavar="P",
+        help=f"port of the gateway; 0: any free port (default: {HTTP_PORT} if free, else any)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="P",
+        help=f"port of the page with the metrics of all processes (default: {METRICS_PORT}, "
+        "else any free one)",
+    )
+    parser.add_argument("--no-gateway", action="store_true", help="start no gateway: NATS only")
+
+
+def run(args: argparse.Namespace) -> int:
+    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    with listen(HOST, _metrics_port(args.metrics_port)) as listener:
+        return asyncio.run(_up(make_spec(args), listener))
+
+
+def _metrics_port(requested: int | None) -> int:
+    """0: any free port. Raises ConfigError for a port that is none."""
+    text = os.environ.get(METRICS_PORT, "0") if requested is None else str(requested)
+    if not text.isdecimal() or int(text) > 65535:
+        option = METRICS_PORT if requested is None else "--metrics-port"
+        raise ConfigError(f"{option} {text}: a port is 0 to 65535, and 0 takes any free one")
+    return int(text)
+
+
+def make_spec(args: argparse.Namespace) -> FleetSpec:
+    """The fleet of these arguments. Raises ConfigError for errors that show before the start."""
+    settings, adapters = parse_pairs("--set", args.set), parse_pairs("--adapter", args.adapter)
+    vllm = {name: _json_or_text(text) for name, text in parse_pairs("--vllm", args.vllm).items()}
+    if args.policy or settings:
+        registry.make(args.policy or registry.DEFAULT, settings)
+    if args.tiers:
+        load_tiers(args.tiers)
+    if args.pace <= 0:
+        raise ConfigError("--pace must be above 0")
+    check_acceptance(args.acceptance)
+    if args.model and args.engine == "sim":
+        raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
+    if args.engine != "sim":
+        _check_model("--model", models.folder(args.model or models.DEFAULT), ("tokenizer.json",))
+    if args.draft_model and args.engine != "torch":
+        raise ConfigError(
+            "--draft-model needs the torch engine; vllm: --vllm speculative_config=..."
+        )
+    draft = models.draft_folder(args.draft_model, args.model or models.DEFAULT)
+    if draft is not None:
+        _check_model("--draft-model", draft)
+    if (vllm or adapters) and args.engine != "vllm":
+        raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
+    if args.profile:
+        profiles.read(args.profile)
+    environment = configured(args.config)
+    try:
+        tenants = _tenants(environment)
+    except ConfigError as error:
+        if args.config is None:
+            raise
+        hint = f"`slackline config check {args.config}` tells all that is wrong"
+        raise ConfigError(f"{error}; {hint}") from error
+    spec = FleetSpec(
+        environment=environment,
+        tenants=tenants,
+        noted=True,
+        replicas=args.replicas
+        if args.replicas is not None
+        else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
+        policy=args.policy,
+        settings=settings,
+        engine=args.engine,
+        model=args.model or models.DEFAULT,
+        draft_model=args.draft_model,
+        profile=args.profile,
+        pace=args.pace,
+        draft=None if args.draft is None else parse_draft(args.draft),
+        acceptance=args.acceptance,
+        vllm=vllm,
+        adapters=adapters,
+        tiers=args.tiers,
+        planners=args.planners,
+        admissions=args.admissions,
+        gateway=not args.no_gateway,
+        metrics=True,
+        port=_port("--port", args.port, NATS_PORT),
+        http_port=_port("--http-port", args.http_port, HTTP_PORT),
+        store=args.store,
+    )
+    spec.check()
+    return spec
+
+
+def _check_model(option: str, folder: Path, more: Sequence[str] = ()) -> None:
+    """Raises ConfigError for a folder without the files that every model has, and these."""
+    for name in ("config.json", *more):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{option} {folder}: there is no {name} in it, so it is no model")
+
+
+class Rules(Struct, frozen=True):
+    """The rules, as admission and gateway read them."""
+
+    tiers: TierSource = ""
+    default_tier: str = ""
+    tenants: TenantSource = ""
+
+
+def configured(path: Path | None) -> dict[str, str]:
+    """The environment that names a configuration file. Raises ConfigError if there is none."""
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: there is no such file")
+    return {f"{PREFIX}CONFIG": str(path.resolve())}
+
+
+def _rules(environment: Mapping[str, str]) -> Rules:
+    return configuration.load(Rules, "fleet", {**os.environ, **environment})
+
+
+def _tenants(environment: Mapping[str, str]) -> list[str]:
+    """The tenants that get a key at NATS. Raises ConfigError."""
+    named = read_tenants(_rules(environment).tenants).tenants
+    return list(dict.fromkeys((DEFAULT_TENANT, *(name for name in named if name != OTHERS))))
+
+
+def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """The values of NAME=VALUE pairs by name. Raises ConfigError for any other form."""
+    values = dict[str, str]()
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {pair}: write NAME=VALUE")
+        values[name] = value
+    return values
+
+
+def _json_or_text(text: str) -> Any:
+    """The value of JSON, or else the text itself: --vllm quantization=fp8 needs no quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _port(option: str, requested: int | None, default: int) -> int:
+    """0: any free port. Raises ConfigError for a port that is none, or not free."""
+    if requested is None:
+        return default if is_free(default) else 0
+    if not 0 <= requested <= 65535:
+        raise ConfigError(f"{option} {requested}: a port is 0 to 65535, and 0 takes any free one")
+    if requested and not is_free(requested):
+        raise ConfigError(f"{option} {requested}: the port is not free; 0 takes any free port")
+    return requested
+
+
+async def _up(spec: FleetSpec, listener: socket.socket) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    fleet = Fleet(spec, _say)
+    starting = asyncio.ensure_future(fleet.__aenter__())
+    telling = asyncio.ensure_future(_tell_awaited(fleet))
+    starting.add_done_callback(lambda _: telling.cancel())
+    ending: asyncio.Future[None] | None = None
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        stop.set()
+        telling.cancel()
+        if signals == 1 and not starting.done():
+            _say("stopping before the fleet is ready (Ctrl-C again stops at once)")
+        if signals <= 2:  # a third would only break off the cleaning up
+            starting.cancel()
+            if ending is not None:
+                ending.cancel()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)  # the terminal was closed
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    engine = (
+        "simulated, with the timing of a GPU and nonsense for answers"
+        if spec.engine == "sim"
+        else spec.model
+    )
+    if spec.engine == "vllm":
+        engine += " in vLLM, which may take minutes"
+    print(
+        f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''}: {engine}", flush=True
+    )
+    try:
+        await starting
+    except asyncio.CancelledError:
+        print("stopped before the fleet was ready", flush=True)
+        return 0
+    try:
+        async with metrics_page(listener, fleet.metrics) as metrics:
+            print(await _welcome(fleet, metrics), flush=True)
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            _say(
+                "stopping: workers hand their requests back, then NATS stops "
+                "(Ctrl-C again stops at once)"
+            )
+        else:
+            stopping.cancel()
+            fleet.failed.result()
+    finally:
+        ending = asyncio.ensure_future(fleet.__aexit__(None, None, None))
+        await asyncio.wait((ending,))
+    if ending.cancelled():
+        _say("stopped at once: every process was killed")
+        return 0
+    ending.result()
+    _say("stopped")
+    return 0
+
+
+async def _tell_awaited(fleet: Fleet) -> None:
+    """Say what a start waits for, whenever that has changed and takes a while."""
+    told: list[str] = []
+    while True:
+        await asyncio.sleep(AWAITED_S)
+        if fleet.awaited != told:
+            told = fleet.awaited
+            _say(f"waiting for {', '.join(told)}")
+
+
+def _say(line: str) -> None:
+    """Tell the user. A fleet does not end because its output can be written nowhere."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
+async def _welcome(fleet: Fleet, metrics: str) -> str:
+    url = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
+    chosen = _rules(fleet.spec.environment)
+    rules = read_rules(fleet.spec.tiers or chosen.tiers, chosen.default_tier, chosen.tenants)
+    tier = next(iter(rules.tiers.tiers))
+    lines = [f"ready   NATS  {fleet.url}"]
+    with_key = False
+    if fleet.http_url:
+        with_key = await _status(f"{fleet.http_url}/v1/models") == HTTPStatus.UNAUTHORIZED
+        off = await _status(f"{fleet.http_url}/console") == HTTPStatus.NOT_FOUND
+        lines.append(f"        HTTP  {fleet.http_url}")
+        lines.append(
+            "        console off: it needs console_keys of its own"
+            if off
+            else f"        console {fleet.http_url}/console"
+        )
+    lines.append(f"        logs  {fleet.folder / 'logs'}")
+    lines.append(f"        metrics {metrics}")
+    if any(fleet.pools.values()):
+        lines.append(
+            "        pools "
+            + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items())
+        )
+    tenant = fleet.access(User(Role.TENANT, fleet.spec.tenants[0]))
+    lines.append(f"keys    SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
+    lines.append("        (for other users and programs; your `slackline` commands need none)")
+    lines.append(f'try     {sys.argv[0]} submit "What is a river?" --tier {tier}{url}')
+    lines.append(f"        {sys.argv[0]} chat{url}")
+    if fleet.http_url:
+        lines.append(
+            f"        curl -N {fleet.http_url}/v1/chat/completions "
+            f"-H 'Content-Type: application/json' {KEY_HEADER if with_key else ''}"
+            '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], "stream": true}\''
+        )
+    lines.append("stop    Ctrl-C")
+    return "\n".join(lines)
+
+
+async def _status(url: str) -> int:
+    """The status with which our own gateway answers, whatever address its certificate names; 0 if
+    it does not answer.
+    """
+    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+        try:
+            return (await http.get(url)).status_code
+        except httpx.HTTPError:
+            return 0

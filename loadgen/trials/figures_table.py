@@ -1,0 +1,110 @@
+"""The figures of a simulated run as a table: a row per tier, then the same requests by importance
+and by length.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from loadgen.load.report import percent, seconds
+from loadgen.trials.figures import Figures, Group, Percentiles
+from shared.rules.tiers import TierSet
+from shared.vocabulary import Slo
+
+
+def figures_table(found: Figures, tiers: TierSet) -> Table:
+    """The table of a run."""
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    out.add_column("")
+    latencies = (f"{name} p50 / p99" for name in ("TTFT", "TBT", "TTLT"))
+    for name in ("SLO", "offered", "violated", "why", *latencies):
+        words = name in ("SLO", "why")
+        out.add_column(name, justify="left" if words else "right", no_wrap=not words)
+
+    def row(name: str, slo: str, group: Group) -> None:
+        spreads = (both(spread) for spread in (group.ttft_s, group.tbt_s, group.ttlt_s))
+        out.add_row(
+            name,
+            slo,
+            str(group.offered),
+            percent(group.violated_fraction) if group.offered else "-",
+            _why(group),
+            *spreads,
+        )
+
+    for name, tier in tiers.tiers.items():
+        if group := found.by_tier.get(name):
+            row(name, owed(tier.slo), group)
+    out.add_row(
+        "all",
+        "",
+        str(found.offered),
+        percent(found.violated_fraction),
+        "",
+        "",
+        "",
+        "",
+        style="bold",
+    )
+    if (whole := found.by_session) is not None:
+        out.add_row(
+            "sessions",
+            "all rounds",
+            str(whole.offered),
+            percent(whole.violated_fraction),
+            style="bold",
+        )
+    out.add_section()
+    if len(found.by_importance) > 1:
+        for name, group in found.by_importance.items():
+            row(f"importance {name}", "", group)
+    for name, group in found.by_length.items():
+        row(f"{name} prompts", "", group)
+    return out
+
+
+def circumstances(found: Figures, rate_rps: float | None) -> str:
+    """The circumstances that decide the figures, in one line. `rate_rps` None: several rates."""
+    latency = (
+        "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+    )
+    replicas = "1 replica" if found.replicas == 1 else f"{found.replicas} replicas"
+    rate = "" if rate_rps is None else f"{rate_rps:g} requests/s for "
+    load = f"{found.workload}, {rate}{found.duration_s:g} s of arrivals, seed {found.seed}"
+    return f"{load}; {replicas} of {found.profile}, {latency}; SLOs judged by {found.definition}"
+
+
+def named(policy: str, settings: Mapping[str, str]) -> str:
+    """The policy with its settings, as `slackline compare --policies` takes them."""
+    return policy + (
+        ":" + "+".join(f"{key}={value}" for key, value in settings.items()) if settings else ""
+    )
+
+
+def both(spread: Percentiles) -> str:
+    return "-" if spread.p50 is None else f"{seconds(spread.p50)} / {seconds(spread.p99)}"
+
+
+def owed(slo: Slo) -> str:
+    """An SLO in words; multiples are of zero-load time."""
+    bounds: Sequence[tuple[str, float | None, float | None]] = (
+        ("TTFT", slo.ttft_s, slo.ttft_x),
+        ("thinking TBT", slo.thinking_tbt_s, None),
+        ("TBT", slo.tbt_s, slo.tbt_x),
+        ("TTLT", slo.ttlt_s, slo.ttlt_x),
+    )
+    in_seconds = [f"{name} {seconds(at_s)}" for name, at_s, _ in bounds if at_s is not None]
+    multiples = [f"{name} {times:g}x" for name, _, times in bounds if times is not None]
+    return ", ".join([*in_seconds, *multiples])
+
+
+def _why(group: Group) -> str:
+    why = group.violations
+    kinds = (
+        ("TTFT", why.ttft),
+        ("TBT", why.tbt),
+        ("TTLT", why.ttlt),
+        ("unfinished", why.unfinished),
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds if count)

@@ -1,0 +1,365 @@
+"""The way from a client's request to a record that can be stored: checks, tokens, deadlines. There
+is no I/O but the tokenizer's thread.
+
+Nothing here takes unbounded time. A message has 8 MiB. Tokenising takes at most 1 s of CPU time for
+a MiB, whatever the text and the kind of tokenizer; rendering ends after RENDER_CPU_S. So a thread
+that reads is done within 20 s, and mostly within 8, and is never abandoned.
+"""
+
+import asyncio
+import ctypes
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from services.admission.intake import idempotency as asked
+from services.admission.intake import required_features as wants
+from services.admission.intake.reading_turns import HUGE_BYTES, Turns
+from services.admission.workers import Workers
+from shared import subjects
+from shared.columns import pack
+from shared.core.announced import profile_of
+from shared.core.record.record import does_not_fit
+from shared.errors import ConfigError, PeerError
+from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
+from shared.rules.rules import Rules
+from shared.rules.tiers import TierSet
+from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
+from shared.structured import JsonSchema
+from shared.text.tokenizer import Tokenizer, TooManyTokens
+from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+
+Prompt = list[int]
+T = TypeVar("T")
+
+LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
+# Of a message: beyond, reading it (1 us a byte) would hold up the event loop. Token ids are read 16
+# times as fast as text.
+LONG_BYTES = 4096
+IDS_SPEED = 16
+LONG_PROMPTS = 2  # read at once: each takes a core, and some 200 times its size of memory
+PROMPT_TOKENS_LIMIT = 2_000_000  # 8 MB: more, no message carries to a worker
+CACHING = frozenset({"torch", "vllm"})  # engines that may have a prefix of the prompt
+# between two checks for a worker that meets a request's needs, while a living one may not have been
+# heard of
+LISTEN_S = 0.05
+
+
+def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
+    """The request's key. Raises PeerError for every mistake that needs no tokenizer to be found."""
+    key = subjects.request_key(request.tenant, request.request_id)
+    tiers.named(tier)
+    given = _given(request)
+    if len(given) != 1:
+        raise PeerError(
+            f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt"
+        )
+    if not getattr(request, given[0]):
+        raise PeerError(f"{given[0]} is empty", param=given[0])
+    for param in ("tools", "chat_template_kwargs"):
+        if getattr(request, param) and request.messages is None:
+            raise PeerError(f"{param} needs messages", param=param)
+    _coherent(request.sampling)
+    if request.inbox is not None:
+        subjects.check_inbox(request.inbox, request.tenant)
+    return key
+
+
+def _coherent(sampling: Sampling) -> None:
+    """Raises PeerError for parameters that contradict each other."""
+    if sampling.min_tokens > sampling.max_tokens:
+        raise PeerError(
+            f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}",
+            param="min_tokens",
+        )
+    if sampling.structured is not None and sampling.ignore_eos:
+        raise PeerError(
+            "ignore_eos and structured output exclude each other:"
+            " an output that is complete can only end",
+            param="ignore_eos",
+        )
+    if isinstance(sampling.structured, JsonSchema):
+        try:
+            schema = msgspec.json.decode(sampling.structured.schema)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise PeerError(f"the schema is not JSON: {error}", param="structured") from None
+        if not isinstance(schema, dict | bool):
+            raise PeerError("a JSON schema is an object, or true or false", param="structured")
+
+
+def _given(request: GenerateRequest) -> list[str]:
+    """The fields by which the prompt was given."""
+    return [
+        name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None
+    ]
+
+
+def check_tokenizer(worker: Announce | None, model: str) -> None:
+    """Raises PeerError if our tokenizer, of `model`, is not that of the model that the fleet
+    serves: its token ids would have other meanings.
+    """
+    if worker is not None and worker.engine != "sim" and worker.model != model:
+        ours = f"that of `{model}`" if model else "the built-in one"
+        raise PeerError(
+            f"admission's tokenizer is {ours}, the workers serve `{worker.model}`:"
+            " set SLACKLINE_ADMISSION_MODEL to the same model",
+            code="server_error",
+        )
+
+
+def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | None) -> Prompt:
+    """The tokens of the prompt. Raises PeerError for token ids outside the vocabulary, messages
+    that cannot be rendered, or a text that is too long whatever its tokens are.
+    """
+    for param, tokens in (
+        ("logit_bias", request.sampling.logit_bias),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+    ):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < tokenizer.vocabulary:
+            raise PeerError(
+                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param
+            )
+    if request.token_ids is not None:
+        if len(request.token_ids) > PROMPT_TOKENS_LIMIT:
+            raise PeerError(f"more than {PROMPT_TOKENS_LIMIT} token ids", param="token_ids")
+        if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
+            raise PeerError(
+                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids"
+            )
+        return request.token_ids
+    rendered = request.messages is not None
+    text = (
+        tokenizer.render(request.messages, request.tools, request.chat_template_kwargs)
+        if rendered
+        else request.prompt
+    )
+    assert text is not None
+    if worker is not None and (least := tokenizer.least_tokens(text)) >= worker.context_tokens:
+        raise PeerError(
+            does_not_fit(least, worker.context_tokens, at_least=True),
+            code="context_length_exceeded",
+            param=_given(request)[0],
+        )
+    most = PROMPT_TOKENS_LIMIT
+    if worker is not None:
+        most = min(most, worker.context_tokens - 1)
+    try:
+        return tokenizer.encode(text, rendered=rendered, most=most)
+    except TooManyTokens as error:
+        if worker is None or error.tokens < worker.context_tokens:
+            raise
+        raise PeerError(
+            does_not_fit(error.tokens, worker.context_tokens),
+            code="context_length_exceeded",
+            param=_given(request)[0],
+        ) from None
+
+
+def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
+    """The most tokens that may be generated. Raises PeerError for requests beyond the model or the
+    engine of this fleet.
+    """
+    if worker is None:  # none has ever been heard: the sweep checks once one is
+        return request.sampling.max_tokens
+    room = worker.context_tokens - len(prompt)
+    if room < 1:
+        raise PeerError(
+            does_not_fit(len(prompt), worker.context_tokens),
+            code="context_length_exceeded",
+            param=_given(request)[0],
+        )
+    most = min(request.sampling.max_tokens, room)
+    logprobs = most * (1 + (request.sampling.logprobs or 0))
+    if request.sampling.logprobs is not None and logprobs > LOGPROBS_LIMIT:
+        raise PeerError(
+            f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities,"
+            f" not {logprobs}",
+            param="logprobs",
+        )
+    return most
+
+
+def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
+    """The SLO with its bounds in seconds. Raises PeerError for a multiple of zero-load time while
+    no profile is known.
+    """
+    if not slo.in_multiples:
+        return slo
+    if worker is None:
+        raise PeerError(
+            "an SLO as a multiple of zero-load time needs a running worker", param="slo"
+        )
+    try:
+        profile = profile_of(worker)
+    except ConfigError as error:
+        raise PeerError(str(error), param="slo") from error
+    return in_seconds(slo, profile, prompt_tokens, max_tokens)
+
+
+def check_attainable(slo: Slo, prompt_tokens: int, worker: Announce | None) -> None:
+    """Raises PeerError for an SLO that no replica can hold even when it is idle: for a request that
+    may not be served late, waiting would not help. Drafts may keep a pace that iterations cannot,
+    and a prefix cache may have most of a prompt.
+    """
+    if worker is None:
+        return
+    try:
+        profile = profile_of(worker)
+    except ConfigError:
+        return
+    iteration_s = first_s = worker.pace * tbt_s(profile, 1, 1)
+    if worker.engine not in CACHING:
+        first_s = max(first_s, worker.pace * ttft_s(profile, prompt_tokens, CHUNK_TOKENS))
+    if slo.ttft_s is not None and slo.ttft_s < first_s:
+        raise PeerError(
+            f"earliest first token in {_in_words(first_s)}; you asked for {_in_words(slo.ttft_s)}",
+            code="unattainable_slo",
+            param="slo.ttft_s",
+        )
+    pace_s = slo.tightest_pace_s(slo.thinks)
+    if not worker.draft and pace_s < iteration_s:
+        raise PeerError(
+            f"a token takes {_in_words(iteration_s)} at the least; you asked for one each "
+            f"{_in_words(pace_s)}",
+            code="unattainable_slo",
+            param="slo.tbt_s",
+        )
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
+class Intake:
+    """Reads requests: everything between what a client sent and a record that can be stored."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        tokenizer: Tokenizer,
+        model: str,
+        workers: Workers,
+        body_key: Callable[[RequestKey], str],
+        owner: str,
+    ) -> None:
+        """`model`: whose tokenizer it is, "" for the built-in one."""
+        self._rules, self._tokenizer, self._model = rules, tokenizer, model
+        self._workers, self._body_key, self._owner = workers, body_key, owner
+        self._turns = Turns(LONG_PROMPTS)
+
+    async def look(
+        self, request: GenerateRequest, tier: str, payload_bytes: int
+    ) -> tuple[RequestKey, bytes]:
+        """The key of a request, and the digest of what it asks for. Raises PeerError for every
+        mistake that needs no tokenizer to be found. `payload_bytes`: of the message that it was.
+        """
+
+        def step() -> tuple[RequestKey, bytes]:
+            return check(request, tier, self._rules.tiers), asked.digest(request, tier)
+
+        return await self._in_time(request, payload_bytes, step)
+
+    async def read(
+        self,
+        request: GenerateRequest,
+        key: RequestKey,
+        tier: str,
+        *,
+        payload_bytes: int,
+        digest: bytes,
+        arrived_unix_s: float,
+        json: bool,
+        traceparent: str,
+        caller: str,
+    ) -> tuple[Record, Body]:
+        """The record as it will be stored, not yet placed, and its body. Raises PeerError.
+
+        It waits while a worker may live that has what the request needs and has not been heard of:
+        so long that the listening may begin anew once, after a pause.
+        """
+        wanted = await self._wanted(request)
+        worker = self._workers.any(wanted.needs) or self._workers.last
+        check_tokenizer(worker, self._model)
+        prompt = await self._in_time(
+            request, payload_bytes, lambda: tokenise(request, self._tokenizer, worker)
+        )
+        max_tokens = fits(prompt, request, worker)
+        named = self._rules.tiers.named(tier)
+        slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
+        if slo.bounds_nothing:
+            raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+        if not request.allow_relegation:
+            check_attainable(slo, len(prompt), worker)
+        tenant = self._rules.tenants.named(request.tenant)
+        most = self._rules.tenants.most_importance(request.tenant, named.importance)
+        tenant.check_slo(slo)
+        record = Record(
+            key=key,
+            body_key=self._body_key(key),
+            owner=self._owner,
+            state=RecordState.ACTIVE,
+            attempt=0,
+            service_class=ServiceClass.STANDARD,
+            tier=tier,
+            slo=slo,
+            importance=min(request.importance * named.importance, most),
+            application=request.application or tier,
+            session=request.session,
+            arrived_unix_s=arrived_unix_s,
+            expires_unix_s=arrived_unix_s + request.expires_s,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            stream_subject=request.inbox or subjects.stream(key),
+            json=json,
+            allow_relegation=request.allow_relegation,
+            traceparent=traceparent,
+            caller=caller,
+            needs=wanted.needs,
+            asked=digest,
+            weight=tenant.weight,
+            begin_by_unix_s=math.inf if named.wait_s is None else arrived_unix_s + named.wait_s,
+        )
+        sampling = replace(
+            request.sampling,
+            max_tokens=max_tokens,
+            min_tokens=min(request.sampling.min_tokens, max_tokens),
+        )
+        return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
+
+    async def _wanted(self, request: GenerateRequest) -> wants.Wants:
+        try:
+            async with asyncio.timeout(2 * self._workers.lost_s):
+                while (wanted := wants.of(request, self._workers, self._model)) is None:
+                    await asyncio.sleep(LISTEN_S)
+                return wanted
+        except TimeoutError:
+            raise PeerError(
+                "it is not known yet whether a replica has what this needs: ask again",
+                code="server_is_overloaded",
+            ) from None
+
+    async def _in_time(
+        self, request: GenerateRequest, payload_bytes: int, step: Callable[[], T]
+    ) -> T:
+        """The outcome of a step whose time grows with the message: beside the loop for a long one,
+        in the turn of its tenant.
+        """
+        size = payload_bytes // (IDS_SPEED if request.token_ids is not None else 1)
+        if size < LONG_BYTES:
+            return step()
+        weight = self._rules.tenants.named(request.tenant).weight
+        async with self._turns.turn(request.tenant, weight, size):
+            outcome = await asyncio.to_thread(step)
+            if size >= HUGE_BYTES:  # the allocator would keep most of what the tokenizer took
+                await asyncio.to_thread(_give_back)
+            return outcome
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,31 @@
+"""Says whose request it is. Without keys every request is let in: the configuration sees to it that
+only loopback is served so.
+"""
+
+from collections.abc import Mapping
+
+from services.gateway.http import envelope
+from services.gateway.http.envelope import Rejected
+from shared import subjects
+from shared.rules.http_keys import HttpKeys
+
+TENANT = "x-llm-d-inference-fairness-id"
+
+
+def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
+    """The tenant of a request: its key's, or, without keys, the one it names. Raises Rejected for a
+    key that is missing or unknown, or a header that claims another tenant; PeerError for a name
+    that is no id.
+    """
+    named = headers.get(TENANT)
+    if keys is None:
+        return subjects.check_id(subjects.DEFAULT_TENANT if named is None else named, TENANT)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Rejected(envelope.NO_KEY)
+    tenant = keys.tenant_of(key.strip())
+    if tenant is None:
+        raise Rejected(envelope.UNKNOWN_KEY)
+    if named not in (None, tenant):
+        raise Rejected(envelope.OTHER_TENANT)
+    return tenant

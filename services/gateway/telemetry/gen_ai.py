@@ -1,0 +1,35 @@
+"""The types of the metrics of OpenTelemetry's GenAI convention. metering.py decides whether a
+process has them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Operation(NamedTuple):
+    """One call of the API. `choices`: TTFT and mean time per further token of each, where known."""
+
+    name: str  # chat, text_completion
+    model: str
+    duration_s: float
+    error_type: str  # empty: it went well
+    choices: Sequence[tuple[float | None, float | None]]
+
+
+class GenAi(Protocol):
+    """The meter of one process."""
+
+    def record(self, operation: Operation) -> None: ...
+
+    def close(self) -> None:
+        """Send what is left; blocks for a few seconds at most."""
+
+
+class Off:
+    """A meter that does nothing."""
+
+    def record(self, operation: Operation) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,501 @@
+"""WorkerCore: the requests that one worker holds, and its next iteration. Sans-IO: the shell moves
+messages and runs the engine.
+
+Nothing here waits. `begin` turns the next plan into exact work. `finish` turns what the engine did
+into the ack, the deltas that may leave once that ack is stored, and the attempts that are over.
+Cancels and withdrawals take effect between iterations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.worker.core.ack_builder import AckBuilder
+from services.worker.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
+from services.worker.core.plan_queue import PlanQueue
+from services.worker.core.snapshot_pages import pages
+from shared.columns import unpack_list
+from shared.core.record.record import ENGINE_DIED, FINAL
+from shared.core.record.record import held as held_by_record
+from shared.core.record.time_accounting import Chunk, Ledger, Spent
+from shared.core.worker.draft_yields import DraftYields
+from shared.core.worker.held_request import HeldRequest
+from shared.core.worker.step import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
+from shared.policy.need import needed_tokens, paces_of
+from shared.policy.speculation import along
+from shared.request_timeline import Happened
+from shared.schemas import (
+    AttemptOver,
+    BatchPlan,
+    Body,
+    DraftYield,
+    Hold,
+    HoldAccepted,
+    HoldAnswer,
+    HoldDeclined,
+    HoldInDoubt,
+    PlanRefused,
+    Record,
+    ResyncEntry,
+    Sampling,
+    Snapshot,
+)
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+NO_BODY = Body(prompt=b"", sampling=Sampling())
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Times of the engine, as the heartbeat tells them."""
+
+    exec_s: float = 0.0
+    idle_s: float = 0.0
+    late_s: float = 0.0
+    predicted_s: float = 0.0
+
+
+class WorkerCore:
+    """One incarnation of one worker."""
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        incarnation: str,
+        *,
+        kv_blocks: int,
+        block_tokens: int,
+        context_tokens: int,
+        max_slots: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        # the token; None: this model has none, and its whole output is response
+        end_of_thinking: int | None = None,
+    ) -> None:
+        self.replica = replica
+        self.incarnation = incarnation
+        self.counters = WorkerCounters()
+        self._context_tokens = context_tokens
+        self._max_slots = max_slots
+        self._eos_token_ids = eos_token_ids
+        self._end_of_thinking = end_of_thinking
+        self._plans = PlanQueue(incarnation, max_slots)
+        self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
+        self._ledger = Ledger(replica)
+        self._draft_yields = DraftYields()
+        self._tombstones = Tombstones()
+        self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
+        self._running: Turn | None = None
+        self._ack_seq = 0
+
+    # ------------------------------------------------------------ what others see
+
+    @property
+    def epoch(self) -> int:
+        return self._plans.epoch
+
+    @property
+    def next_seq(self) -> int:
+        return self._plans.next_seq
+
+    @property
+    def waiting_plans(self) -> int:
+        return len(self._plans)
+
+    @property
+    def ack_seq(self) -> int:
+        return self._ack_seq
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    @property
+    def held(self) -> int:
+        return len(self._holdings)
+
+    @property
+    def closing(self) -> int:
+        """The number of requests that will be over at the next boundary."""
+        return self._holdings.ending
+
+    @property
+    def free_blocks(self) -> int:
+        return self._holdings.free_blocks
+
+    @property
+    def shared_blocks(self) -> int:
+        """KV blocks that are saved because requests share them, at the least."""
+        return self._holdings.shared_blocks
+
+    @property
+    def draft_shared_blocks(self) -> int:
+        """The same in the draft model's own KV."""
+        return self._holdings.draft_shared_blocks
+
+    @property
+    def draft_yields(self) -> list[DraftYield]:
+        """The acceptance of drafts, as it has learned it."""
+        return self._draft_yields.told()
+
+    @property
+    def unsettled(self) -> list[AttemptOver]:
+        return list(self._unsettled.values())
+
+    def entries(self) -> list[ResyncEntry]:
+        """Every request held, as it is between iterations."""
+        return [request.resync_entry() for request in self._holdings]
+
+    def snapshots(self) -> list[Snapshot]:
+        """All that must outlive a trim of the log, in pages. Called right after an ack was built,
+        so that no ack is half reported.
+        """
+        entries = [
+            request.snapshot_entry(self._ledger.diary(request.slot))
+            for request in self._holdings.reported()
+        ]
+        return pages(self.incarnation, entries, self.unsettled)
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance."""
+        self._holdings.check()
+
+    # ------------------------------------------------------------ the planner's side
+
+    def resync(self, epoch: int, sync: int) -> bool:
+        """A planner takes over, or lost its picture: drop the plans not begun. False if its lease
+        is stale.
+        """
+        return self._plans.resync(epoch, sync)
+
+    def plan(self, plan: BatchPlan) -> PlanRefused | None:
+        """Queue a plan, or refuse it with the reason."""
+        return self._plans.accept(plan)
+
+    def hold(
+        self, hold: Hold, record: Record, body: Body | str, refused: str = "", *, now_unix_s: float
+    ) -> HoldAnswer:
+        """Take a request in. `record` was read from the store after the hold came. Instead of its
+        body, the words why it cannot be read: the request fails with them at the next boundary. As
+        an invalid one it ends there with `refused`, the words why the engine never takes it.
+        """
+        answer = self._answer(hold, record)
+        if answer is not None:
+            return answer
+        request = HeldRequest.begin(
+            hold.slot,
+            record,
+            NO_BODY if isinstance(body, str) else body,
+            eos_token_ids=self._eos_token_ids,
+            end_of_thinking=self._end_of_thinking,
+        )
+        held = self._holdings.add(request, now_unix_s)
+        self._ledger.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))
+        if isinstance(body, str):
+            request.message = body
+            self._holdings.end_later(request, FinishReason.FAILED)
+        elif refused:
+            request.message = refused
+            self._holdings.end_later(request, FinishReason.INVALID)
+        return HoldAccepted()
+
+    def decline(self, hold: Hold, reason: str) -> HoldAnswer:
+        """Take the request in no more, whatever copies of the hold may come. If one of them was
+        taken in, that is the answer.
+        """
+        if self.knows(hold.key, hold.attempt):
+            return HoldAccepted()
+        self._tombstones.bury(hold.key, hold.attempt)
+        return HoldDeclined(reason=reason)
+
+    def _answer(self, hold: Hold, record: Record) -> HoldAnswer | None:
+        """The answer to a hold that is not to be taken in; None if it is."""
+        held = self._holdings.of(hold.key)
+        if held is not None and (held.record.attempt, held.slot) == (hold.attempt, hold.slot):
+            return HoldAccepted()
+        if (hold.key, hold.attempt) in self._unsettled:
+            return HoldAccepted()  # it was taken in, and is over: this is a late copy
+        if (hold.epoch, hold.sync) != (self._plans.epoch, self._plans.sync):
+            # Another planner, or this one after a resync, may have asked for the same: only a
+            # withdrawal brings certainty.
+            return HoldInDoubt(reason="stale epoch")
+        if self._tombstones.buried(hold.key, hold.attempt):
+            return HoldDeclined(reason="withdrawn")
+        if held is not None and hold.attempt < held.record.attempt:
+            return HoldDeclined(reason="held under a later attempt")
+        if held is not None:
+            return HoldInDoubt(reason="held under another attempt")
+        if held_by_record(record, self.replica, self.incarnation, attempt=hold.attempt) is None:
+            return HoldDeclined(reason="the record says otherwise")
+        if not 0 <= hold.slot < self._max_slots or hold.slot in self._holdings:
+            return HoldInDoubt(reason="slot taken")
+        return None
+
+    # ------------------------------------------------------------ client's and admission's side
+
+    def cancel(self, key: RequestKey, reason: str) -> None:
+        """End a request at the next boundary; refuse any hold of it that comes later.
+
+        A request that is not here gets no tombstone: its record says that it was cancelled, and a
+        cancel of nothing would leave a tombstone for ever.
+        """
+        request = self._holdings.of(key)
+        if request is not None:
+            self._tombstones.bury(key, EVERY_ATTEMPT)
+            request.message = reason
+            self._holdings.end_later(request, FinishReason.CANCELLED)
+
+    def withdraw(self, key: RequestKey, attempt: int) -> AttemptOver | bool:
+        """The attempt's end, if it is over and not settled. True: the attempt is held, and will be
+        over at the next boundary. False: it is not here, and will not be taken in.
+        """
+        over = self._unsettled.get((key, attempt))
+        if over is not None:
+            return over
+        self._tombstones.bury(key, attempt)
+        request = self._holdings.of(key)
+        if request is None or request.record.attempt != attempt:
+            return False
+        self._holdings.end_later(request, "withdrawn")
+        return True
+
+    def knows(self, key: RequestKey, attempt: int) -> bool:
+        """The attempt is held, or over and not settled."""
+        request = self._holdings.of(key)
+        return (key, attempt) in self._unsettled or (
+            request is not None and request.record.attempt == attempt
+        )
+
+    def drain(self) -> None:
+        """Give every request back, to go on elsewhere."""
+        for request in self._holdings:
+            self._holdings.end_later(request, "drained")
+
+    def settled(self, key: RequestKey, attempt: int) -> None:
+        """An admission has recorded the end of the attempt."""
+        self._unsettled.pop((key, attempt), None)
+
+    # ------------------------------------------------------------ before an iteration
+
+    def begin(self, *, now_unix_s: float) -> Turn | None:
+        """The next plan as exact work, or a turn of releases alone; None if there is neither."""
+        assert self._running is None
+        plan = self._plans.begin()
+        if plan is None:
+            releases = self._holdings.take_releases()
+            return Turn(None, [], releases, [], [], None, []) if releases else None
+        for slot, why in zip(unpack_list(plan.released), plan.released_why, strict=True):
+            if slot in self._holdings:
+                self._holdings.end_later(self._holdings[slot], why)
+        preempts = [s for s in unpack_list(plan.preempted) if self._holdings.preempt(s)]
+        # Their KV is free before this plan's entries run; their ends are reported with them.
+        self._holdings.evict_ending()
+        for request in self._named(plan.relegated):
+            request.relegate()
+        for request in self._named(plan.promoted):
+            request.promote()
+        self._running = self._turn(plan, preempts, now_unix_s)
+        return self._running
+
+    def _turn(self, plan: BatchPlan, preempts: Sequence[int], now_unix_s: float) -> Turn:
+        """The plan as exact work. Entries of requests that are gone or ending are skipped."""
+        work: list[Work] = []
+        loads: list[Load] = []
+        skipped: list[int] = []
+        kept: list[int] = []  # indices of the entries that run
+        slots, caps, selection = unpack_list(plan.slots), unpack_list(plan.caps), plan.selection
+        depths = [0] * len(slots) if selection is None else unpack_list(selection.depth)
+        for entry, slot in enumerate(slots):
+            request = self._holdings.get(slot)
+            if request is None or self._holdings.is_ending(slot):
+                skipped.append(slot)
+                continue
+            kept.append(entry)
+            work.append(request.work(caps[entry], depths[entry], self._context_tokens))
+            if not request.loaded:
+                request.loaded = True
+                loads.append(request.load())
+        if selection is not None:
+            work = self._with_needs(work, now_unix_s, selection.lasts_s)
+            if skipped:
+                selection = along(selection, kept)
+        releases = self._holdings.take_releases()
+        return Turn(plan, preempts, releases, loads, work, selection, skipped)
+
+    def _with_needs(self, work: list[Work], now_unix_s: float, lasts_s: float) -> list[Work]:
+        """The same work with the need of each request, from the tokens that it has by now."""
+        if not work or lasts_s <= 0.0:
+            return work
+        paces = paces_of(self._holdings[entry.slot].pace() for entry in work)
+        needed = needed_tokens(paces, now_unix_s, lasts_s).tolist()
+        return [entry._replace(needed=need) for entry, need in zip(work, needed, strict=True)]
+
+    def _named(self, slots: bytes) -> list[HeldRequest]:
+        """The requests of a plan's column that are still here."""
+        return [self._holdings[slot] for slot in unpack_list(slots) if slot in self._holdings]
+
+    # ------------------------------------------------------------ after an iteration
+
+    def finish(
+        self,
+        done: Sequence[TurnDone],
+        *,
+        started_unix_s: float,
+        ended_unix_s: float,
+        exec_s: float,
+        idle_s: float,
+        outside_s: float = 0.0,
+        drafted_s: float = 0.0,
+        late_s: float = 0.0,
+        shared_blocks: int = 0,
+        draft_shared_blocks: int = 0,
+    ) -> Finished:
+        """The running turn is over. `late_s`: of the time since it could begin, what is neither
+        `exec_s` nor `idle_s`. `shared_blocks`, `draft_shared_blocks`: as in EngineState.
+        """
+        turn = self._running
+        assert turn is not None and turn.plan is not None
+        self._running = None
+        self.counters.exec_s += exec_s
+        self.counters.idle_s += idle_s
+        self.counters.late_s += late_s
+        self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
+        spent = _spent(turn.plan, ended_unix_s, exec_s, drafted_s)
+        timing = Timing(
+            started_unix_s,
+            ended_unix_s,
+            exec_s,
+            idle_s,
+            outside_s,
+            late_s,
+            spent.decodes_s,
+            spent.drafts_s,
+            drafted_s,
+        )
+        ack = AckBuilder(turn, timing, shared_blocks, draft_shared_blocks)
+        self._holdings.shared_blocks = shared_blocks
+        self._holdings.draft_shared_blocks = draft_shared_blocks
+        outgoing = self._class_changes(turn.plan)
+        chunks: list[Chunk] = []
+        firsts: list[int] = []  # slots
+        late: list[tuple[int, int, float]] = []  # slot, token, due
+        ending: list[tuple[HeldRequest, TurnDone]] = []
+        selection = turn.selection
+        depths = [0] * len(turn.work) if selection is None else unpack_list(selection.depth)
+        for work, did, depth in zip(turn.work, done, depths, strict=True):
+            request = self._holdings[work.slot]
+            ack.add(work.slot, did)
+            self._count(request, did, depth)
+            if did.computed > 1 and not did.drafted:
+                chunks.append(Chunk(work.slot, did.computed - did.cached, len(did.tokens) > 0))
+            if not did.has_output:
+                continue
+            outgoing.append(request.delta(did))
+            before = request.measure
+            thinking_tokens = request.extend(did, ended_unix_s)
+            if thinking_tokens is not None:
+                ack.add_answering(work.slot, thinking_tokens)
+            if not before.tokens and did.tokens:
+                firsts.append(work.slot)
+            if request.measure.late_tokens and not before.late_tokens:
+                found = before.first_late(
+                    len(did.tokens), ended_unix_s, request.record.slo, thinking_tokens
+                )
+                late.append((work.slot, *found))
+            if did.finish is not None:
+                ending.append((request, did))
+        self._note_orders(turn.plan, started_unix_s)
+        self._ledger.ran([work.slot for work in turn.work], chunks, spent)
+        self._ledger.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)
+        for slot, token, due_unix_s in late:
+            self._ledger.late(slot, token, due_unix_s)
+            ack.add_late(slot)
+        overs: list[AttemptOver] = []
+        for request, did in ending:
+            assert did.finish is not None
+            request.loaded = request.loaded and not did.refused
+            request.message = did.message or request.message
+            overs.append(self._end(request, did.finish.value, ack))
+        return self._finished(ack, outgoing, overs)
+
+    def _note_orders(self, plan: BatchPlan, at_unix_s: float) -> None:
+        for what, slots in (
+            (Happened.PREEMPTED, plan.preempted),
+            (Happened.RELEGATED, plan.relegated),
+            (Happened.PROMOTED, plan.promoted),
+        ):
+            if slots:
+                self._ledger.note(what, unpack_list(slots), at_unix_s)
+
+    def break_off(self) -> Finished:
+        """The engine is gone in the running turn, whose requests are over here: one of them may be
+        the reason.
+        """
+        turn, self._running = self._running, None
+        assert turn is not None
+        for work in turn.work:
+            if not self._holdings.is_ending(work.slot):
+                self._holdings.end_later(self._holdings[work.slot], ENGINE_DIED)
+        return self._finished(AckBuilder(), [], [])
+
+    def between(self) -> Finished | None:
+        """The ends that are due while nothing runs; None if there are none."""
+        if self._running is not None or not self._holdings.ending:
+            return None
+        return self._finished(AckBuilder(), [], [])
+
+    def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
+        """The KV positions that the iteration filled, the draft model's too, and the tokens."""
+        if not request.begun:
+            request.take_first_chunk(did)
+        drafted = depth > 0 and request.decodes and did.computed > 0
+        self._holdings.fill(request, request.computed + did.computed)
+        if drafted:  # the draft model has read it, even if nothing was verified
+            request.drafted = request.computed
+        if did.drafted:
+            application = request.record.application
+            self._draft_yields.observe(application, did.drafted, did.computed - 1)
+
+    def _class_changes(self, plan: BatchPlan) -> list[Outgoing]:
+        relegated = [
+            request.status("relegated", ServiceClass.BEST_EFFORT, self.replica)
+            for request in self._named(plan.relegated)
+        ]
+        promoted = [
+            request.status("promoted", ServiceClass.STANDARD, self.replica)
+            for request in self._named(plan.promoted)
+        ]
+        return relegated + promoted
+
+    def _finished(
+        self, ack: AckBuilder, outgoing: list[Outgoing], overs: list[AttemptOver]
+    ) -> Finished:
+        """The ends that were due join those that the iteration brought; then the ack is whole."""
+        overs += [self._end(due, due.pending_end, ack) for due in self._holdings.due()]
+        self._ack_seq += 1
+        built = ack.build(
+            replica=self.replica,
+            incarnation=self.incarnation,
+            epoch=self._plans.epoch,
+            ack_seq=self._ack_seq,
+            held=self._holdings.take_new(),
+            free_blocks=self._holdings.free_blocks,
+        )
+        return Finished(built, outgoing, overs)
+
+    def _end(self, request: HeldRequest, why: str, ack: AckBuilder) -> AttemptOver:
+        """The attempt leaves: its slot is free, and it is reported until it is settled."""
+        ack.add_end(request.slot, why)
+        self._holdings.remove(request)
+        diary = self._ledger.leave(request.slot)
+        if why not in FINAL:
+            diary = diary.left(self.replica, why, diary.account.until_unix_s)
+        over = request.over(why, self.replica, self.incarnation, diary)
+        self._unsettled[over.key, over.attempt] = over
+        return over
+
+
+def _spent(plan: BatchPlan, ended_unix_s: float, exec_s: float, drafted_s: float) -> Spent:
+    """The iteration's seconds, split in the shares that the planner predicted, but for drafting
+    where the engine has measured it (`drafted_s`; 0: it has not).
+    """
+    scale = exec_s / plan.predicted_s if plan.predicted_s > 0.0 else 0.0
+    return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, drafted_s or plan.drafts_s * scale)

@@ -1,0 +1,278 @@
+"""An engine without a GPU. It takes the time that a profile predicts, keeps KV books, and makes
+readable tokens.
+
+The GPU has a timeline of its own. An iteration begins where the one before it ended if its work was
+handed over at once (ALLOWANCE_S after `execute` returned), else at the hand-over. So the lateness
+of Python does not add up, and a late plan still costs. A thread that slept longer than HICCUP_S too
+long was stopped, not late; then nothing is caught up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.engine import Done, EngineFacts, EngineState, Outcome
+from services.worker.engines import draws
+from services.worker.engines.sim.script import Script
+from shared.columns import unpack_list
+from shared.core.worker.step import Load, Work
+from shared.perf.draft import draft_of
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.acceptance import Acceptance, Speculated, speculate
+from shared.schemas import Selection
+from shared.vocabulary import Slot
+
+# A real engine has its next batch queued behind the running one. Here the thread first returns the
+# tokens of the last batch. Work that comes this soon afterwards counts as queued in time.
+ALLOWANCE_S = 0.0015
+HICCUP_S = 0.010  # a sleep wakes 0.1 ms late, now and then 4 ms on a machine with other work
+
+# Eight letters at a time, v a vowel, c a consonant: words of one to seven letters.
+_CELLS = (
+    "cvcvcvc ",
+    "cvc cvc ",
+    "cvcv cv ",
+    "cv cvcv ",
+    "vcvcvcv ",
+    "vc cvcv ",
+    "cvccvcv ",
+    "v cvcvc ",
+)
+_VOWELS, _CONSONANTS = b"aeiou", b"bdfgklmnprstvz"
+
+
+def readable_token(seed: int, n: int) -> int:
+    """Output token n of a request: a byte (the built-in tokenizer's ids) of lower-case pseudo
+    words.
+    """
+    cell, place = divmod(n, 8)
+    kind = _CELLS[draws.bits(seed, cell) & 7][place]
+    if kind == " ":
+        return 0x20
+    letters = _VOWELS if kind == "v" else _CONSONANTS
+    return letters[draws.bits(~seed, n) % len(letters)]
+
+
+@dataclass(slots=True)
+class _Slot:
+    prompt: int
+    seed: int
+    known: int  # tokens of prompt and output
+    computed: int = 0
+    drafted: int = 0  # positions filled in the draft's KV
+    blocks: int = 0
+    said: Sequence[int] | None = None  # its output, where a script has one
+    decoding: bool = False  # has emitted a token since it was loaded
+
+
+def _token(slot: _Slot, n: int) -> int:
+    """Output token n of a request. Behind the end of a script nothing counts."""
+    if slot.said is None:
+        return readable_token(slot.seed, n)
+    return slot.said[min(n, len(slot.said) - 1)]
+
+
+class SimEngine:
+    """Implements services.worker.engine.Engine.
+
+    `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by
+    `clock()`, a monotonic clock. With `wait` None nothing sleeps and nothing reads the clock. A
+    draft costs the fractions `facts.draft` of the profile (without one only the root of a
+    speculating entry is verified). The acceptance model decides which drafts are accepted.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        profile: Profile,
+        *,
+        wait: Callable[[float], None] | None,
+        clock: Callable[[], float],
+        pace: float = 1.0,
+        acceptance: Acceptance | None = None,
+        script: Script | None = None,
+    ) -> None:
+        assert facts.vocabulary >= 128, "the tokens are ASCII"
+        self._facts = facts
+        self._profile = profile
+        self._pace = pace
+        self._wait = wait
+        self._clock = clock
+        self._draft, self._acceptance = draft_of(profile, facts.draft), acceptance or Acceptance()
+        self._script = script
+        self._slots: dict[Slot, _Slot] = {}
+        self._free_blocks = facts.kv_blocks
+        self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
+        self._returned_at_s = float("-inf")
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def load(self, load: Load) -> None:
+        assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
+        assert len(self._slots) < self._facts.max_slots, "no slot is free"
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
+            f"slot {load.slot}: impossible length"
+        )
+        prompt = len(load.tokens) - load.generated
+        self._slots[load.slot] = _Slot(
+            prompt=prompt,
+            seed=load.seed,
+            known=len(load.tokens),
+            said=self._script.answer(load.tokens[:prompt]) if self._script else None,
+        )
+
+    def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
+        handed_at_s = self._clock() if self._wait is not None else 0.0
+        assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
+        if selection is None:
+            exec_s = self._pace * self._profile.batch_s(
+                self._shape(work, [entry.tokens for entry in work])
+            )
+            done = [
+                self._advance(entry, entry.tokens, 0, self._slots[entry.slot].drafted)
+                for entry in work
+            ]
+        else:
+            did = self._speculate(work, selection)
+            exec_s = self._pace * (
+                did.drafted_s + self._profile.batch_s(self._shape(work, did.fills.tolist()))
+            )
+            columns = did.kept.tolist(), did.drafted.tolist(), did.filled.tolist()
+            done = [self._advance(*each) for each in zip(work, *columns, strict=True)]
+        if self._wait is not None:
+            in_time = (
+                handed_at_s - self._returned_at_s < ALLOWANCE_S
+                and handed_at_s - self._ended_at_s < HICCUP_S
+            )
+            self._ended_at_s = (self._ended_at_s if in_time else handed_at_s) + exec_s
+            left_s = self._ended_at_s - self._clock()
+            if left_s > 0:
+                self._wait(left_s)
+            self._returned_at_s = self._clock()
+        return Outcome(done, exec_s)
+
+    def preempt(self, slot: Slot) -> None:
+        state = self._slots[slot]
+        self._free_blocks += state.blocks
+        state.computed = state.drafted = state.blocks = 0
+        state.decoding = False
+
+    def release(self, slot: Slot) -> None:
+        self._free_blocks += self._slots.pop(slot).blocks
+
+    def snapshot(self) -> EngineState:
+        return EngineState(self._free_blocks, list(self._slots))
+
+    def close(self) -> None:
+        self._slots.clear()
+        self._free_blocks = self._facts.kv_blocks
+
+    def _speculate(self, work: Sequence[Work], selection: Selection) -> Speculated:
+        states = [self._slots[entry.slot] for entry in work]
+        tokens, has, left, made, filled = (
+            np.array(column, dtype=np.int32)
+            for column in zip(
+                *(
+                    (entry.tokens, s.computed, s.known - s.computed, s.known - s.prompt, s.drafted)
+                    for entry, s in zip(work, states, strict=True)
+                ),
+                strict=True,
+            )
+        )
+        needed = np.array([entry.needed for entry in work], dtype=np.float32)
+        if self._facts.draft_kv_blocks:
+            self._check_draft_kv(work, selection)
+        seeds = np.array([state.seed % (1 << 64) for state in states], dtype=np.uint64)
+        if self._draft is None:
+            tokens = np.minimum(tokens, left)
+            return Speculated(tokens, tokens, np.zeros_like(tokens), filled, 0.0)
+        return speculate(
+            self._draft,
+            self._acceptance,
+            selection,
+            tokens,
+            needed=needed,
+            seeds=seeds,
+            made=made,
+            has=has,
+            left=left,
+            filled=filled,
+        )
+
+    def _check_draft_kv(self, work: Sequence[Work], selection: Selection) -> None:
+        """Raises AssertionError if these trees do not fit the draft model's KV."""
+        filled = {slot: state.drafted for slot, state in self._slots.items()}
+        columns = unpack_list(selection.depth), unpack_list(selection.width)
+        for entry, depth, width in zip(work, *columns, strict=True):
+            state = self._slots[entry.slot]
+            if depth and state.decoding and state.known == state.computed + 1:
+                filled[entry.slot] = state.known + (depth - 1) * width
+        blocks = sum(-(-tokens // self._facts.block_tokens) for tokens in filled.values())
+        assert blocks <= self._facts.draft_kv_blocks, "more draft KV promised than there is"
+
+    def _shape(self, work: Sequence[Work], fills: Sequence[int]) -> BatchShape:
+        prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = 0
+        verified, contexts = list[int](), list[int]()
+        for entry, tokens in zip(work, fills, strict=True):
+            state = self._slots[entry.slot]
+            if state.decoding:
+                verified.append(tokens - 1)
+                contexts.append(state.computed)
+            else:
+                prefills += 1
+                prefill_tokens += tokens
+                prefill_sq += tokens * tokens
+                prefill_cross += state.computed * tokens
+                prefill_has += state.computed
+        shape = BatchShape(
+            prefill_tokens,
+            prefills,
+            prefill_sq,
+            prefill_cross,
+            prefill_has,
+            len(contexts),
+            sum(contexts),
+        )
+        return (
+            shape.with_drafts(
+                np.array(verified, dtype=np.int32), np.array(contexts, dtype=np.int32)
+            )
+            if any(verified)
+            else shape
+        )
+
+    def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
+        """Advances a request by `kept` of the entry's positions. A decode emits a token for each of
+        them, a prefill one token at its end.
+        """
+        state = self._slots[work.slot]
+        left = state.known - state.computed
+        assert 1 <= kept <= work.tokens, f"slot {work.slot}: {work.tokens} tokens asked"
+        assert left == 1 or kept <= left, (
+            f"slot {work.slot}: {work.tokens} tokens asked, {left} known"
+        )
+        assert work.emits == (kept >= left), (
+            f"slot {work.slot}: emits is {work.emits} with {left} tokens left"
+        )
+        self._reserve(state, state.computed + work.tokens)  # for full acceptance
+        state.computed += kept
+        state.drafted = filled
+        if not work.emits:
+            return Done(kept, ())
+        first = state.known - state.prompt
+        emitted = kept if left == 1 else 1
+        state.known += emitted
+        state.decoding = True
+        self._reserve(state, state.computed)  # rejected drafts give theirs back
+        return Done(kept, [_token(state, first + n) for n in range(emitted)], drafted)
+
+    def _reserve(self, state: _Slot, tokens: int) -> None:
+        assert tokens <= self._facts.context_tokens, "over the context"
+        blocks = -(-tokens // self._facts.block_tokens)
+        self._free_blocks -= blocks - state.blocks
+        state.blocks = blocks
+        assert self._free_blocks >= 0, "more KV blocks promised than there are"

@@ -1,0 +1,60 @@
+"""Prefix caching: a sequence begins with the blocks that others have computed of the same tokens.
+
+A full block is known by a hash of its tokens and of the block before, as in vLLM. The hash is a
+cryptographic one, so that no client can make a text whose blocks pass for those of another.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.worker.engines.torch.paged import Blocks, Place
+
+_BYTES = 16
+
+
+class Prefix:
+    """The hashes of one text's full blocks, and those that its place has named."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._hashes: list[bytes] = []
+        self._named = 0
+
+    def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
+        """Lets `place`, which is empty, begin with known blocks, and returns how many positions
+        these hold; 0 where more than `spare` of them are idle. At least one token is left to
+        compute.
+        """
+        found = blocks.find(self._of(tokens, len(tokens) - 1))
+        if blocks.idle(found) > spare:
+            return 0
+        blocks.share(place, found)
+        self._named = len(found)
+        return len(found) * self._block_tokens
+
+    def name(self, blocks: Blocks, place: Place, tokens: Sequence[int], computed: int) -> None:
+        """The first `computed` tokens have their KV in `place`, and nobody writes it again: their
+        full blocks may be shared.
+        """
+        full = computed // self._block_tokens
+        if full == self._named:
+            return
+        hashes = self._of(tokens, computed)
+        for number in range(self._named, full):
+            blocks.name(place, number, hashes[number])
+        self._named = full
+
+    def restart(self) -> None:
+        """The place is a new one. The text, and its hashes, are the same."""
+        self._named = 0
+
+    def _of(self, tokens: Sequence[int], upto: int) -> list[bytes]:
+        """The hashes of the full blocks of the first `upto` tokens."""
+        size, full = self._block_tokens, upto // self._block_tokens
+        for number in range(len(self._hashes), full):
+            own = np.array(tokens[number * size : (number + 1) * size], dtype="<i8").tobytes()
+            before = self._hashes[-1] if self._hashes else b""
+            self._hashes.append(hashlib.blake2b(before + own, digest_size=_BYTES).digest())
+        return self._hashes[:full]

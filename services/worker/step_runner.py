@@ -1,0 +1,144 @@
+"""One iteration where the engine is: free, load, compute, then decide where each output ends and
+what of it is said.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from services.worker.engine import Done, Engine, Likely, Outcome, RefusedError
+from services.worker.output_processor import Speaker
+from shared.columns import unpack_list
+from shared.core.worker.step import Ran, Turn, TurnDone, Work
+from shared.policy.speculation import along
+from shared.schemas import Likelihood, TokenLogprob
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import FinishReason, Slot
+
+
+class TurnTaker:
+    """An engine and the speaker of what it generates."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
+
+    def take(self, turn: Turn) -> Ran:
+        return take_turn(self.engine, self._speaker, turn)
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._speaker = Speaker(self._tokenizer)
+        for slot in self.engine.snapshot().slots:
+            self.engine.release(Slot(slot))
+
+
+def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    """Run the turn; return what each work entry did, and the seconds that the engine took."""
+    for slot in turn.preempts:
+        engine.preempt(Slot(slot))
+    for slot in turn.releases:
+        engine.release(Slot(slot))
+        speaker.close(Slot(slot))
+    refused: dict[int, str] = {}
+    for load in turn.loads:
+        try:
+            engine.load(load)
+        except RefusedError as error:
+            refused[load.slot] = str(error)
+        else:
+            speaker.open(
+                load.slot, load.sampling, unpack_list(load.resume.tokens), load.resume.text
+            )
+    if not turn.work:
+        return _ran(engine, [], Outcome([], 0.0))
+    if refused:
+        return _without(refused, engine, speaker, turn)
+    outcome = engine.execute(turn.work, turn.selection)
+    done = [
+        _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
+    ]
+    return _ran(engine, done, outcome)
+
+
+def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
+    state = engine.snapshot()
+    return Ran(
+        done,
+        outcome.exec_s,
+        outcome.outside_s,
+        outcome.drafted_s,
+        state.shared_blocks,
+        state.draft_shared_blocks,
+    )
+
+
+def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    """The same turn for the requests that the engine has taken; each of the others fails with the
+    engine's message.
+    """
+    kept = [entry for entry, work in enumerate(turn.work) if work.slot not in refused]
+    selection = None if turn.selection is None else along(turn.selection, kept)
+    rest = turn._replace(
+        preempts=(),
+        releases=(),
+        loads=(),
+        work=[turn.work[entry] for entry in kept],
+        selection=selection,
+    )
+    ran = take_turn(engine, speaker, rest)
+    done = iter(ran.done)
+    whole = [
+        TurnDone(0, (), "", FinishReason.INVALID, message=refused[work.slot], refused=True)
+        if work.slot in refused
+        else next(done)
+        for work in turn.work
+    ]
+    return ran._replace(done=whole)
+
+
+def _turn_done(speaker: Speaker, work: Work, did: Done) -> TurnDone:
+    if did.failed:
+        return TurnDone(
+            did.computed,
+            (),
+            speaker.finish(work.slot),
+            FinishReason.INVALID,
+            did.drafted,
+            cached=did.cached,
+            message=did.failed,
+        )
+    tokens, text, finish = _end(speaker, work, did.tokens)
+    # an end may have cut the tokens
+    logprobs = [
+        _token_logprob(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)
+    ]
+    return TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs, did.cached)
+
+
+def _token_logprob(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
+    def named(token: int, logprob: float) -> Likelihood:
+        return Likelihood(token, speaker.piece(token), logprob)
+
+    return TokenLogprob(named(token, likely.logprob), [named(*other) for other in likely.top])
+
+
+def _end(
+    speaker: Speaker, work: Work, tokens: Sequence[int]
+) -> tuple[Sequence[int], str, FinishReason | None]:
+    """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
+    token counts but has no text.
+    """
+    if not tokens:
+        return (), "", None
+    slot = work.slot
+    kept = list(tokens[: work.limit])
+    finish = work.limit_reason if len(kept) == work.limit else None
+    spoken_tokens = kept
+    if work.stops:
+        for n, token in enumerate(kept):
+            if token in work.stops:
+                kept, spoken_tokens, finish = kept[: n + 1], kept[:n], FinishReason.STOP
+                break
+    spoken = speaker.say(slot, spoken_tokens)
+    if spoken.stopped:
+        return kept[: spoken.tokens_kept], spoken.text, FinishReason.STOP
+    return kept, spoken.text + (speaker.finish(slot) if finish is not None else ""), finish

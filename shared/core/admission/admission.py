@@ -1,0 +1,401 @@
+"""AdmissionCore: decides where each request goes next. Sans-IO: the service writes records and
+sends offers.
+
+A request is *open* here from the moment it is stored (or taken over) until a replica holds it, or
+it is relegated, or it ends. Each open request has at most one step under way. The result comes back
+as an event, which leads to the next step.
+"""
+
+import math
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from shared.core.admission.declines import Declines
+from shared.core.load_view import Debits
+from shared.core.offer import as_offer
+from shared.core.relegation.pool_work import PoolRoom
+from shared.core.shared_room import Shares
+from shared.core.tick import Tick
+from shared.request_timeline import Neighbour, merged
+from shared.routing.pipeline import Router
+from shared.schemas import Digest, Offer, PoolDigest, Record
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+
+POOL_FULL = "too much best-effort work waits already"
+
+# ---------------------------------------------------------------- events and actions
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A waiting record of ours: it is new, or was recovered from a lost or drained replica.
+    `told`: its client knows that it was received, so a full pool is no reason to refuse it.
+    """
+
+    record: Record
+    told: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The state of the best-effort pool."""
+
+    digest: PoolDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The replica's worker was declared lost, or has a new incarnation."""
+
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A replica holds this attempt."""
+
+    key: RequestKey
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The replica does not hold this attempt, for certain; `earliest_s` from now it could."""
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
+    earliest_s: float | None = None
+    why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """Nobody plans that replica now: nobody was asked, and it does not hold this attempt."""
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class GaveWay:
+    """A replica held it, and relegated it before it began."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The request is no longer ours: it ended, was cancelled, or another instance has it."""
+
+    key: RequestKey
+
+
+AdmissionEvent = (
+    Opened | Heard | Pooled | Lost | Taken | Declined | Unplanned | GaveWay | Gone | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Name this replica in the record, if the record is still at `attempt`; then offer the request
+    there. Taken, Declined, Unplanned or Gone follows.
+    """
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
+    incarnation: str
+    hops_left: int  # as in the offer
+    declined: str = ""  # why the replica before did not take it
+
+
+class First(NamedTuple):
+    """The first place of a request."""
+
+    replica: ReplicaId
+    incarnation: str
+    hops_left: int  # as in the offer
+
+
+@dataclass(frozen=True, slots=True)
+class Relegate:
+    """No replica can hold its SLO: put the request into the pool. Gone follows."""
+
+    key: RequestKey
+    reason: str
+    declined: str = ""  # why the last replica did not take it
+    # those whose prefills wait on the replicas that were asked
+    neighbours: tuple[Neighbour, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """No replica can hold its SLO, and the client does not want best-effort, or the pool has no
+    room. Gone follows.
+    """
+
+    key: RequestKey
+    reason: str
+    retry_after_s: float
+    declined: str = ""  # why the last replica did not take it
+
+
+AdmissionAction = Place | Relegate | Refuse
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hop_limit: int = 4  # offers of one request before it is best-effort
+    retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
+    # a request without a replica to be offered to for this long is relegated; its record is stored,
+    # so nothing is lost
+    homeless_s: float = 10.0
+    # requests open at once, shared by the tenants that have any; beyond this, new requests are
+    # refused with a Retry-After
+    open_limit: int = 20_000
+    # requests in the best-effort pool, shared alike by the tenants that have any; beyond this, new
+    # requests that no replica can hold are refused
+    pool_limit: int = 20_000
+
+
+@dataclass(slots=True)
+class _Open:
+    record: Record
+    since_unix_s: float
+    attempt: int  # of the record, once the step under way is written
+    told: bool  # its client knows that it was received
+    tried: list[ReplicaId] = field(default_factory=list)
+    hops: int = 0
+    earliest_s: float = math.inf
+    busy: bool = False  # a step is under way
+    unasked: bool = False  # a replica was skipped because nobody planned it
+    declined: str = ""  # why the last replica did not take it
+    loads: tuple[Neighbour, ...] = ()  # of the replicas that declined
+
+
+class AdmissionCore:
+    """The open requests of one admission. All of its state can be rebuilt from the records."""
+
+    def __init__(
+        self, router: Router, rng: Random, settings: AdmissionSettings | None = None
+    ) -> None:
+        self._router = router
+        self._rng = rng
+        self._set = settings or AdmissionSettings()
+        self._open: dict[RequestKey, _Open] = {}
+        self._shares = Shares(self._set.open_limit)
+        self._debits = Debits()
+        self._room = PoolRoom(self._set.pool_limit)
+        self._declines = Declines()
+        self._retry_unix_s = math.inf
+
+    @property
+    def idle(self) -> bool:
+        return not self._open
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    def full(self, tenant: str, weight: float, receiving: int = 1) -> bool:
+        """True if `receiving` requests of this tenant more than the open ones are too many."""
+        return not self._shares.fits(tenant, weight, receiving)
+
+    def has(self, key: RequestKey) -> bool:
+        return key in self._open
+
+    def wake_at_unix_s(self) -> float | None:
+        return None if self._retry_unix_s == math.inf else self._retry_unix_s
+
+    def handle(self, event: AdmissionEvent, *, now_unix_s: float) -> list[AdmissionAction]:
+        actions: list[AdmissionAction] = []
+        match event:
+            case Opened(record, told):
+                known = self._open.get(record.key)
+                # otherwise it is open already
+                if known is None or record.attempt > known.attempt:
+                    self._enter(_Open(record, now_unix_s, record.attempt, told))
+                    self._step(record.key, now_unix_s, actions)
+            case Heard(digest):
+                self._debits.received(digest, now_unix_s)
+            case Pooled(pool):
+                self._room.heard(pool, now_unix_s)
+            case Lost(replica):
+                self._debits.gone(replica)
+            case Taken(key, attempt):
+                if key in self._open and self._open[key].attempt == attempt:
+                    taken = self._open[key]
+                    self._leave(key)
+                    if not taken.told:
+                        self._declines.held(taken.record)
+            case GaveWay(record):
+                self._declines.declined(record, now_unix_s)
+            case Gone(key):
+                self._leave(key)
+            case Declined():
+                self._on_declined(event, now_unix_s, actions)
+            case Unplanned(key, attempt, replica):
+                self._on_unplanned(key, attempt, replica, now_unix_s, actions)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        if now_unix_s >= self._retry_unix_s:
+            self._retry_unix_s = math.inf
+            for key in [k for k, o in self._open.items() if not o.busy]:
+                self._step(key, now_unix_s, actions)
+        return actions
+
+    def pick(self, offer: Offer, *, now_unix_s: float) -> First | None:
+        """The first place of a request about to be stored, so that its record can be written with
+        it. The place is debited.
+        """
+        order = self._router(offer, self._debits.views(now_unix_s), self._rng)
+        replica = next(iter(order), None)
+        digest = None if replica is None else self._debits.raw(replica)
+        if replica is None or digest is None:
+            return None
+        self._debits.placed(replica, offer.prompt_tokens, now_unix_s)
+        return First(replica, digest.incarnation, self._hops_left(1, len(order)))
+
+    def _hops_left(self, hops: int, fresh: int) -> int:
+        """The replicas that may be asked after this hop, the `hops`-th. Before it `fresh` ones had
+        not been asked.
+        """
+        return max(min(self._set.hop_limit - hops, fresh - 1), 0)
+
+    def shortest_backlog_s(self, *, now_unix_s: float) -> float:
+        """Seconds until it may be worth asking again: the least backlog of any replica, between 1
+        and 30 s.
+        """
+        views = self._debits.views(now_unix_s).values()
+        backlogs = [digest.backlog_s for digest in views if digest.accepting]
+        return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
+
+    def refusable_s(self, record: Record, *, now_unix_s: float) -> float | None:
+        """None: whatever happens, this new request will be served some time. Else it is refused if
+        no replica can hold its SLO, and may be told to come back after so many seconds.
+        """
+        if not record.allow_relegation:
+            return self.shortest_backlog_s(now_unix_s=now_unix_s)
+        return self._room.retry_after_s(record, now_unix_s)
+
+    def tries(self, record: Record, *, now_unix_s: float) -> bool:
+        """True if a request that may be refused is to be offered; False: it is refused at once."""
+        return self._declines.tries(record, now_unix_s)
+
+    def placed(self, record: Record, *, told: bool, now_unix_s: float) -> None:
+        """A record was stored with its first place: the offer is under way."""
+        assert record.replica is not None
+        self._enter(
+            _Open(
+                record, now_unix_s, record.attempt, told, tried=[record.replica], hops=1, busy=True
+            )
+        )
+
+    def _enter(self, waiting: _Open) -> None:
+        record = waiting.record
+        self._leave(record.key)
+        self._open[record.key] = waiting
+        self._shares.take(record.key.partition(".")[0], record.weight)
+
+    def _leave(self, key: RequestKey) -> None:
+        if self._open.pop(key, None) is not None:
+            self._shares.give(key.partition(".")[0])
+
+    def _on_declined(
+        self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]
+    ) -> None:
+        waiting = self._open.get(event.key)
+        if waiting is None or waiting.attempt != event.attempt:
+            return
+        waiting.busy = False
+        waiting.declined = event.why
+        waiting.loads = merged((*waiting.loads, *event.loads))
+        if event.earliest_s is not None:
+            waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
+        self._step(event.key, now_unix_s, actions)
+
+    def _on_unplanned(
+        self,
+        key: RequestKey,
+        attempt: int,
+        replica: ReplicaId,
+        now_unix_s: float,
+        actions: list[AdmissionAction],
+    ) -> None:
+        """The offer does not count as a hop; the replica may be tried again."""
+        self._debits.gone(replica)
+        waiting = self._open.get(key)
+        if waiting is None or waiting.attempt != attempt:
+            return
+        waiting.busy = False
+        waiting.hops -= 1
+        waiting.unasked = True
+        waiting.declined = "nobody plans it now"
+        waiting.tried.remove(replica)
+        self._step(key, now_unix_s, actions)
+
+    def _step(self, key: RequestKey, now_unix_s: float, actions: list[AdmissionAction]) -> None:
+        """Ask for the next place, or give the search up."""
+        waiting = self._open[key]
+        if waiting.busy:
+            return
+        record = waiting.record
+        views = self._debits.views(now_unix_s)
+        order = self._router(as_offer(record, ServiceClass.STANDARD), views, self._rng)
+        fresh = [replica for replica in order if replica not in waiting.tried]
+        if waiting.hops < self._set.hop_limit and fresh:
+            replica = fresh[0]
+            digest = self._debits.raw(replica)
+            assert digest is not None
+            waiting.tried.append(replica)
+            waiting.hops += 1
+            waiting.busy = True
+            self._debits.placed(replica, record.prompt_tokens, now_unix_s)
+            left = self._hops_left(waiting.hops, len(fresh))
+            actions.append(
+                Place(key, waiting.attempt, replica, digest.incarnation, left, waiting.declined)
+            )
+            waiting.attempt += 1
+            waiting.unasked = False
+        elif (
+            not waiting.hops or waiting.unasked
+        ) and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
+            if not waiting.hops:
+                waiting.tried.clear()
+            self._retry_unix_s = min(self._retry_unix_s, now_unix_s + self._set.retry_s)
+        else:
+            waiting.busy = True
+            reason = "no replica can hold its SLO" if waiting.hops else "no replica is up"
+            full_s = None if waiting.told else self._room.retry_after_s(record, now_unix_s)
+            if waiting.hops and not waiting.told:
+                self._declines.declined(record, now_unix_s)
+            if not record.allow_relegation:
+                earliest_s = waiting.earliest_s if math.isfinite(waiting.earliest_s) else 1.0
+                retry_s = min(max(math.ceil(earliest_s), 1), 30)
+                actions.append(Refuse(key, reason, retry_s, waiting.declined))
+            elif full_s is not None:
+                reason = f"{reason}, and {POOL_FULL}"
+                actions.append(Refuse(key, reason, full_s, waiting.declined))
+            else:
+                self._room.sent(record, now_unix_s)
+                actions.append(Relegate(key, reason, waiting.declined, waiting.loads))
+
+    def check(self) -> None:
+        """Raises AssertionError unless every open request is on its way somewhere."""
+        for key, waiting in self._open.items():
+            # the first place is chosen before the record is stored, whatever the limit
+            assert waiting.hops <= max(1, self._set.hop_limit), f"{key} was offered too often"
+            assert waiting.busy or self._retry_unix_s < math.inf, f"{key} waits for nothing"
+        self._debits.check()

@@ -1,0 +1,79 @@
+"""The requests that no replica would hold of late. One like them is refused without being offered:
+so most refusals under overload cost no write and no question.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shared.core.relegation.pool import Lane, lane_of
+from shared.schemas import Record
+from shared.vocabulary import Slo
+
+TRY_S = 0.5  # between two tries while all are declined
+FORGET_S = 2.0  # after the last decline
+KINDS_LIMIT = 1024
+
+Kind = tuple[Lane, str, Slo, tuple[str, ...]]  # importance and tenant, tier, SLO, needs
+
+
+@dataclass(slots=True)
+class _Declined:
+    """The shortest prompt and output that were declined, by themselves."""
+
+    prompt_tokens: int
+    max_tokens: int
+    declined_unix_s: float
+    tried_unix_s: float
+    credit: int = 0  # requests that may be tried at once
+
+
+class Declines:
+    """Each kind of request has a window: a decline closes it for TRY_S; each request that is held
+    opens it for one more. So few of those that are refused were offered, and the others hear it at
+    once. Where there is room again, each TRY_S adds one that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._declined: OrderedDict[Kind, _Declined] = OrderedDict()  # the latest last
+
+    def tries(self, record: Record, now_unix_s: float) -> bool:
+        """True if the request is to be offered: none that was no harder was declined of late, or it
+        is its turn to try.
+        """
+        known = self._declined.get(_kind_of(record))
+        if (
+            known is None
+            or now_unix_s - known.declined_unix_s > FORGET_S
+            or record.prompt_tokens < known.prompt_tokens
+            or record.max_tokens < known.max_tokens
+        ):
+            return True
+        if known.credit:
+            known.credit -= 1
+            return True
+        if now_unix_s - known.tried_unix_s < TRY_S:
+            return False
+        known.tried_unix_s = now_unix_s
+        return True
+
+    def held(self, record: Record) -> None:
+        """A replica holds this one."""
+        known = self._declined.get(_kind_of(record))
+        if known is not None:
+            known.credit += 1
+
+    def declined(self, record: Record, now_unix_s: float) -> None:
+        """No replica holds this one."""
+        kind = _kind_of(record)
+        prompt_tokens, max_tokens = record.prompt_tokens, record.max_tokens
+        known = self._declined.pop(kind, None)
+        if known is not None and now_unix_s - known.declined_unix_s <= FORGET_S:
+            prompt_tokens = min(prompt_tokens, known.prompt_tokens)
+            max_tokens = min(max_tokens, known.max_tokens)
+        self._declined[kind] = _Declined(prompt_tokens, max_tokens, now_unix_s, now_unix_s)
+        if len(self._declined) > KINDS_LIMIT:
+            self._declined.popitem(last=False)
+
+
+def _kind_of(record: Record) -> Kind:
+    return lane_of(record), record.tier, record.slo, record.needs

@@ -1,0 +1,94 @@
+"""The first deadline that a request missed, and the cause that mattered most."""
+
+import math
+
+from shared.measure import CLOSE_S, Measure
+from shared.request_timeline import Account, Cause, Diary
+from shared.schemas import FirstMissed
+from shared.vocabulary import Missed, Slo
+
+
+def first_missed(
+    slo: Slo,
+    arrived_unix_s: float,
+    measure: Measure,
+    diary: Diary,
+    until_unix_s: float,
+    *,
+    good: bool,
+) -> FirstMissed | None:
+    """For a request that did not meet its SLO. None: it had missed no deadline until then, or
+    nobody kept account.
+
+    `good`: it ended well then, so that no further token was owed.
+    """
+    if not diary.account.until_unix_s:
+        return None
+    found: list[tuple[float, int, Missed, float | None, Account]] = []
+    if (late := diary.late) is not None:
+        bound = Missed.TTFT if late.token == 1 else Missed.TBT
+        found.append((late.due_unix_s, late.token, bound, late.came_unix_s, late.account))
+    next_due_unix_s = (
+        measure.next_due_unix_s if measure.tokens else slo.first_due_unix_s(arrived_unix_s)
+    )
+    if not good and until_unix_s > next_due_unix_s + CLOSE_S:
+        bound = Missed.TBT if measure.tokens else Missed.TTFT
+        found.append((next_due_unix_s, measure.tokens + 1, bound, None, diary.account))
+    last_due_unix_s = slo.last_due_unix_s(arrived_unix_s)
+    if until_unix_s > last_due_unix_s:
+        came = until_unix_s if good else None
+        found.append((last_due_unix_s, 0, Missed.TTLT, came, diary.account))
+    if not found and good:
+        found.append(_by_pace(slo, measure, diary))
+    if not found:
+        return None
+    due_unix_s, token, bound, came_unix_s, account = min(found, key=lambda each: each[0])
+    due_s = due_unix_s - arrived_unix_s
+    granted_s = 0.0
+    if token > 1:
+        first_due = slo.first_due_unix_s(arrived_unix_s)
+        begun = first_due if math.isfinite(first_due) else measure.first_unix_s
+        granted_s = max(0.0, due_unix_s - begun)
+    cause = main_cause(account, due_s=due_s, granted_s=granted_s)
+    return FirstMissed(
+        token=token,
+        bound=bound,
+        due_s=due_s,
+        came_s=None if came_unix_s is None else came_unix_s - arrived_unix_s,
+        cause=cause,
+        cause_s=account.seconds(cause),
+    )
+
+
+def _by_pace(
+    slo: Slo, measure: Measure, diary: Diary
+) -> tuple[float, int, Missed, float | None, Account]:
+    """Every token was in time by its own deadline, but the SLO is judged by a mean pace: the last
+    token, which was due at that pace after the first.
+    """
+    gaps = max(measure.tokens - 1, 0)
+    pace_s = slo.pace_s(thinking=False)
+    due_unix_s = min(measure.first_unix_s + gaps * pace_s, measure.last_unix_s)
+    return due_unix_s, measure.tokens, Missed.TBT, measure.last_unix_s, diary.account
+
+
+def main_cause(account: Account, *, due_s: float, granted_s: float) -> Cause:
+    """The cause to which a deadline was lost, `due_s` after arrival; `granted_s` of that is the
+    pace of the tokens after the first.
+
+    Its own prefill, where that alone takes longer than the deadline leaves for it. Else what took
+    most of its time; of decodes and drafts counts what they took beyond the pace.
+    """
+    if account.prefill_s > due_s - granted_s:
+        return Cause.PREFILL
+    work_s = account.decodes_s + account.drafts_s
+    beyond = max(0.0, work_s - granted_s) / work_s if work_s > 0.0 else 0.0
+    lost: dict[Cause, float] = {
+        cause: account.seconds(cause)
+        for cause in Cause
+        if cause not in (Cause.NOTHING, Cause.PREFILL, Cause.DECODES, Cause.DRAFTS)
+    }
+    lost[Cause.DECODES] = account.decodes_s * beyond
+    lost[Cause.DRAFTS] = account.drafts_s * beyond
+    worst = max(lost, key=lambda cause: lost[cause])
+    return worst if lost[worst] > 0.0 else Cause.PREFILL

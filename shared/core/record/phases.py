@@ -1,0 +1,68 @@
+"""The phases of a request's life, from its diary: the spans of its trace. They follow one another
+without a hole, also where a replica died that would have told of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shared.request_timeline import Diary, Happened, Happening
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`replica` has the request, or was asked last; `why` it came to this."""
+
+    name: str
+    start_unix_s: float
+    end_unix_s: float
+    attempt: int
+    replica: str = ""
+    why: str = ""
+
+
+def phases(diary: Diary, arrived_unix_s: float, ended_unix_s: float) -> list[Phase]:
+    """The phases from arrival to end, in order; none is empty, unless the whole life is."""
+    return list(_joined(_begun(diary, arrived_unix_s, ended_unix_s)))
+
+
+def _begun(diary: Diary, arrived_unix_s: float, ended_unix_s: float) -> Iterator[Phase]:
+    now = Phase("placing", arrived_unix_s, ended_unix_s, 0)
+    for step in diary.happenings:
+        name = _name(step)
+        if name is None:
+            continue
+        at_unix_s = min(max(step.at_unix_s, now.start_unix_s), ended_unix_s)
+        yield replace(now, end_unix_s=at_unix_s)
+        attempt = now.attempt + (step.what is Happened.HELD)
+        now = Phase(name, at_unix_s, ended_unix_s, attempt, step.replica, step.why)
+    yield now
+
+
+def _name(step: Happening) -> str | None:
+    """The phase that begins with the step; None: the present one goes on."""
+    match step.what:
+        case Happened.HELD:
+            return "queue"
+        case Happened.BEGAN:
+            return "iterations"
+        case Happened.RELEGATED if not step.replica:
+            return "relegated"
+        case Happened.DRAWN:
+            return "placing"
+        case Happened.LEFT:
+            return "relegated" if step.why == "relegated" else "moving"
+    return None
+
+
+def _joined(found: Iterator[Phase]) -> Iterator[Phase]:
+    """Phases of one name that follow one another are one; empty ones are none."""
+    last = next(found)
+    for phase in found:
+        if last.start_unix_s == last.end_unix_s:
+            last = phase
+        elif phase.name == last.name:
+            last = replace(last, end_unix_s=phase.end_unix_s, why=phase.why or last.why)
+        elif phase.start_unix_s < phase.end_unix_s:
+            yield last
+            last = phase
+    yield last

@@ -1,0 +1,528 @@
+"""The life of a record: every state, every event, every change. No other file changes a record.
+
+Each event is a pure function: the record as it is stored goes in, the record to store comes out.
+None means that the event does not apply any more: the request ended, moved on, was cancelled or
+has another owner. `LIFE` says which event applies in which state; the function adds what the table
+cannot say (who owns the record, which attempt, which place). The table is also in
+docs/architecture.md, and tests/shared/core/record/test_record.py walks it.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, StrEnum
+
+from msgspec.structs import replace
+
+from shared.core.record.verdict import ended
+from shared.request_timeline import TOO_LATE, WHY_MOST, Happened, Happening, Neighbour
+from shared.schemas import AttemptOver, Record, Resume
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
+
+# Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
+FINAL = frozenset(reason.value for reason in FinishReason)
+
+ENGINE_DIED = "engine died"  # or hung, and was ended, while it computed the attempt
+ENGINES_MOST = 2  # engines that die so with a request, before it fails
+BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
+
+OVER_CONTEXT = "This model's maximum context length is"
+
+
+class State(StrEnum):
+    """The state of a request, derived from its record: what is stored, the place, the tombstone."""
+
+    WAITING = "waiting"  # its owner, an admission, looks for a place
+    PLACED = "placed"  # its record names a replica, which is offered it, holds it or declined it
+    RELEGATED = "relegated"  # in the best-effort pool
+    CANCELLED_WAITING = "cancelled, waiting"
+    CANCELLED_PLACED = "cancelled, placed"
+    CANCELLED_RELEGATED = "cancelled, relegated"
+    ENDED = "ended"  # it has a verdict
+
+
+class Event(Enum):
+    """The events of a record. The function of the same name makes the change."""
+
+    PLACED = "placed"
+    DRAWN = "drawn"
+    HELD = "held"
+    DECLINED = "declined"
+    RELEGATED = "relegated"
+    SETTLED = "settled"
+    MOVED = "moved"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    CLOSED = "closed"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    FITTED = "fitted"
+
+
+# Event -> state before -> possible states after. Where a state is left out, nothing changes.
+LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
+    Event.PLACED: {
+        State.WAITING: [State.PLACED],
+        State.PLACED: [State.PLACED],
+    },
+    Event.DRAWN: {
+        State.RELEGATED: [State.PLACED],
+    },
+    Event.HELD: {
+        State.PLACED: [State.PLACED],
+    },
+    Event.DECLINED: {
+        State.PLACED: [State.RELEGATED],
+        State.CANCELLED_PLACED: [State.CANCELLED_RELEGATED],
+    },
+    Event.RELEGATED: {
+        State.WAITING: [State.RELEGATED],
+        State.PLACED: [State.RELEGATED],
+    },
+    Event.SETTLED: {
+        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.MOVED: {
+        State.WAITING: [State.WAITING, State.RELEGATED],
+        State.PLACED: [State.WAITING, State.RELEGATED],
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.LOST: {
+        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.CANCELLED: {
+        State.WAITING: [State.CANCELLED_WAITING],
+        State.PLACED: [State.CANCELLED_PLACED],
+        State.RELEGATED: [State.CANCELLED_RELEGATED],
+    },
+    Event.CLOSED: {
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_RELEGATED: [State.ENDED],
+    },
+    Event.REFUSED: {
+        State.WAITING: [State.ENDED],
+        State.PLACED: [State.ENDED],
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.EXPIRED: {
+        State.RELEGATED: [State.ENDED],
+        State.CANCELLED_RELEGATED: [State.ENDED],
+    },
+    Event.FITTED: {
+        State.RELEGATED: [State.RELEGATED, State.ENDED],
+    },
+}
+
+
+def state_of(record: Record) -> State:
+    if record.verdict is not None or record.state == RecordState.ENDED:
+        return State.ENDED
+    if record.state == RecordState.RELEGATED:
+        return State.CANCELLED_RELEGATED if record.cancelled else State.RELEGATED
+    if record.replica is None:
+        return State.CANCELLED_WAITING if record.cancelled else State.WAITING
+    return State.CANCELLED_PLACED if record.cancelled else State.PLACED
+
+
+def _applies(event: Event, record: Record) -> bool:
+    return state_of(record) in LIFE[event]
+
+
+# ------------------------------------------------------------ towards a replica
+
+
+def placed(
+    record: Record,
+    owner: str,
+    replica: ReplicaId,
+    incarnation: str,
+    *,
+    attempt: int,
+    now_unix_s: float | None = None,
+    declined: str = "",
+) -> Record | None:
+    """Its owner, an admission, names the next place; written before the offer is concluded.
+
+    `attempt`: the newest that the owner knows of. Also from PLACED: a replica that declined stays
+    named until the next place is; `declined` says why it did. Without `now_unix_s` no diary is kept
+    (here and in the other events): the simulator has none.
+    """
+    if not _applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
+        return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
+    return _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
+
+
+def drawn(
+    record: Record,
+    owner: str,
+    replica: ReplicaId,
+    incarnation: str,
+    service_class: ServiceClass,
+    *,
+    now_unix_s: float | None = None,
+) -> Record | None:
+    """Relegation takes it out of the pool and names a place, as best-effort or as standard again.
+
+    The pool belongs to the relegation instance that has the lease, so the owner is not checked.
+    """
+    if not _applies(Event.DRAWN, record):
+        return None
+    if now_unix_s is not None:
+        steps = [Happening(at_unix_s=now_unix_s, what=Happened.DRAWN, replica=replica)]
+        if service_class is ServiceClass.STANDARD:
+            steps.append(Happening(at_unix_s=now_unix_s, what=Happened.PROMOTED, replica=replica))
+        record = _noted(record, now_unix_s, *steps)
+    return _at(record, owner, replica, incarnation, service_class)
+
+
+def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) -> Record | None:
+    """A worker takes the attempt in: only if the record names this place. Nothing is written: that
+    would be one more write per request, and the worker can always be asked (`Holdings`).
+    """
+    place = (record.attempt, record.replica, record.incarnation)
+    if not _applies(Event.HELD, record) or place != (attempt, replica, incarnation):
+        return None
+    return record
+
+
+def declined(
+    record: Record,
+    owner: str,
+    *,
+    attempt: int,
+    now_unix_s: float | None = None,
+    why: str = "",
+) -> Record | None:
+    """The replica that relegation chose does not hold it, for certain: back into the pool.
+
+    After a decline an admission names the next place at once (`placed`), or gives up (`relegated`,
+    `refused`).
+    """
+    if not _applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
+        return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, why))
+    return _in_pool(record, now_unix_s, "declined")
+
+
+def relegated(
+    record: Record,
+    owner: str,
+    *,
+    now_unix_s: float | None = None,
+    why: str = "",
+    declined: str = "",
+    neighbours: Sequence[Neighbour] = (),
+) -> Record | None:
+    """Its owner, an admission, found no replica that holds its SLO: into the pool. `neighbours`:
+    those whose prefills the replicas were to compute first.
+    """
+    if not _applies(Event.RELEGATED, record) or record.owner != owner:
+        return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
+    return _in_pool(record, now_unix_s, why, neighbours)
+
+
+# ------------------------------------------------------------ after an attempt
+
+
+def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) -> Record | None:
+    """A worker reports that the attempt is over: the request ends, or goes on from `over.resume`
+    with an admission (`owner`) or in the pool.
+    """
+    place = (record.attempt, record.replica, record.incarnation)
+    if not _applies(Event.SETTLED, record) or place != (
+        over.attempt,
+        over.replica,
+        over.incarnation,
+    ):
+        return None
+    why = _end_of(record, over.resume, over.why)
+    if why in FINAL or record.cancelled:
+        return ended(
+            record,
+            FinishReason(why) if why in FINAL else FinishReason.CANCELLED,
+            over.resume,
+            now_unix_s,
+            message=over.message,
+            service_class=over.service_class,
+            relegated=over.relegated,
+        )
+    if over.why == "relegated" and not record.allow_relegation:
+        return ended(
+            record,
+            FinishReason.REFUSED,
+            over.resume,
+            now_unix_s,
+            message="its SLO cannot be met",
+            retry_after_s=1.0,
+        )
+    if over.why == ENGINE_DIED:
+        record = replace(record, engines_died=record.engines_died + 1)
+        if record.engines_died >= ENGINES_MOST:
+            return _breaking(record, over.resume, now_unix_s)
+    waiting = _waiting(record, owner, over.resume, over.why)
+    best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
+    why = TOO_LATE if over.why == "relegated" else over.why
+    return _in_pool(waiting, now_unix_s, why) if best_effort else waiting
+
+
+def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record | None:
+    """The sweep of admission `owner` takes a request over whose owner is gone, or whose attempt its
+    worker never took in. `seen`: the record that the sweep judged.
+    """
+    if not _applies(Event.MOVED, record) or not _same_place(record, seen):
+        return None
+    if record.cancelled:
+        return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
+    waiting = _waiting(_gone(record, now_unix_s, "not held"), owner, None, record.left)
+    best_effort = record.service_class is ServiceClass.BEST_EFFORT
+    return _in_pool(waiting, now_unix_s, "not held") if best_effort else waiting
+
+
+def lost(
+    record: Record,
+    seen: Record,
+    owner: str,
+    now_unix_s: float,
+    *,
+    resume: Resume,
+    why: str = "",
+    relegated: bool = False,
+    limit: int,
+) -> Record | None:
+    """The replica is lost and fenced; the sweep of admission `owner` read its log.
+
+    By the log the attempt made `resume`, ended for the reason `why` (empty: it did not end) and was
+    `relegated` at some time. At the `limit`th loss the request fails: a request that breaks engines
+    must not go round for ever.
+    """
+    if not _applies(Event.LOST, record) or not _same_place(record, seen):
+        return None
+    why = _end_of(record, resume, why)
+    if why in FINAL:
+        return ended(record, FinishReason(why), resume, now_unix_s, relegated=relegated)
+    if record.cancelled:
+        return ended(record, FinishReason.CANCELLED, resume, now_unix_s)
+    if why == ENGINE_DIED:
+        record = replace(record, engines_died=record.engines_died + 1)
+        if record.engines_died >= ENGINES_MOST:
+            return _breaking(record, resume, now_unix_s)
+    losses = record.lost + 1
+    if losses >= limit:
+        message = f"the replicas of {losses} attempts were lost"
+        return ended(record, FinishReason.FAILED, resume, now_unix_s, message=message)
+    left = _gone(replace(record, resume=resume), now_unix_s, "lost")
+    waiting = replace(_waiting(left, owner, None, "lost"), lost=losses)
+    best_effort = relegated or record.service_class is ServiceClass.BEST_EFFORT
+    return _in_pool(waiting, now_unix_s, "lost") if best_effort else waiting
+
+
+# ------------------------------------------------------------ ends without an attempt
+
+
+def cancelled(record: Record) -> Record | None:
+    """The tombstone of a cancel. A replica that holds the request reads the cancel itself."""
+    return replace(record, cancelled=True) if _applies(Event.CANCELLED, record) else None
+
+
+def closed(record: Record, now_unix_s: float) -> Record | None:
+    """A cancelled request that no replica can hold ends."""
+    if not _applies(Event.CLOSED, record):
+        return None
+    return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
+
+
+def refused(
+    record: Record,
+    owner: str,
+    now_unix_s: float,
+    *,
+    message: str,
+    retry_after_s: float,
+    declined: str = "",
+) -> Record | None:
+    """Its owner, an admission, found no replica, and the client does not want best-effort."""
+    if not _applies(Event.REFUSED, record) or record.owner != owner:
+        return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
+    return ended(
+        record,
+        FinishReason.REFUSED,
+        record.resume,
+        now_unix_s,
+        message=message,
+        retry_after_s=retry_after_s,
+    )
+
+
+def expired(record: Record, now_unix_s: float) -> Record | None:
+    """It stayed in the pool for as long as the client allows a request to stay unfinished."""
+    if not _applies(Event.EXPIRED, record):
+        return None
+    return ended(record, FinishReason.EXPIRED, record.resume, now_unix_s)
+
+
+def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | None:
+    """Admission took it in while it knew no worker, and the longest context of the fleet is known
+    now: an answer that would be too long is cut short; a prompt that fits nowhere ends it.
+    """
+    room = context_tokens - record.prompt_tokens
+    if not _applies(Event.FITTED, record) or record.max_tokens <= room:
+        return None
+    if room < 1:
+        message = does_not_fit(record.prompt_tokens, context_tokens)
+        return ended(record, FinishReason.INVALID, record.resume, now_unix_s, message=message)
+    if record.resume.measure.tokens >= room:
+        return ended(record, FinishReason.LENGTH, record.resume, now_unix_s)
+    return replace(record, max_tokens=room)
+
+
+def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> str:
+    """The words for a prompt that no replica can hold: OpenAI's, since clients know them and then
+    shorten the prompt. `at_least`: the tokens were not counted to the end.
+    """
+    tokens = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
+    return (
+        f"{OVER_CONTEXT} {context_tokens} tokens. However, your prompt has {tokens} tokens, and"
+        " an answer needs one more. Please reduce the length of the prompt."
+    )
+
+
+def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str) -> Record:
+    """A deleted record as it was last known, at the newest attempt that a log has. No event."""
+    return replace(record, attempt=attempt, replica=replica, incarnation=incarnation)
+
+
+def deleted(
+    record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
+) -> Record:
+    """The end of a request whose record was deleted. No event: there is no record to change.
+
+    `record` is what was last known of it. `resume`, `why` and `relegated` are as for `lost`.
+    """
+    return ended(
+        record,
+        FinishReason(why) if why in FINAL else FinishReason.FAILED,
+        resume,
+        now_unix_s,
+        message="" if why in FINAL else "its record was deleted",
+        relegated=relegated,
+    )
+
+
+def without_output(record: Record, output_key: str) -> Record:
+    """The same ended record, its output stored apart under `output_key`. No event: its state
+    stays.
+    """
+    kept = Resume(measure=record.resume.measure, diary=record.resume.diary)
+    return replace(record, resume=kept, output_key=output_key)
+
+
+# ------------------------------------------------------------ states
+
+
+def _end_of(record: Record, resume: Resume, why: str) -> str:
+    """`why` an attempt ended; LENGTH where nothing is left to be made, whatever its worker says: no
+    planner would plan for such a request again.
+    """
+    whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
+    return FinishReason.LENGTH.value if whole else why
+
+
+def _breaking(record: Record, resume: Resume, now_unix_s: float) -> Record:
+    """The end of a request in which engines died: one that breaks them would end the whole fleet.
+    It is invalid, since clients send again what failed.
+    """
+    message = f"{BREAKS_ENGINES}: no third one is given it."
+    return ended(record, FinishReason.INVALID, resume, now_unix_s, message=message)
+
+
+def _at(
+    record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass
+) -> Record:
+    return replace(
+        record,
+        state=RecordState.ACTIVE,
+        owner=owner,
+        attempt=record.attempt + 1,
+        replica=replica,
+        incarnation=incarnation,
+        service_class=service_class,
+        relegated=record.relegated or service_class is ServiceClass.BEST_EFFORT,
+    )
+
+
+def _waiting(record: Record, owner: str, resume: Resume | None, left: str) -> Record:
+    return replace(
+        record,
+        state=RecordState.ACTIVE,
+        owner=owner,
+        replica=None,
+        incarnation="",
+        resume=resume or record.resume,
+        left=left,
+    )
+
+
+def _in_pool(
+    record: Record,
+    now_unix_s: float | None,
+    why: str,
+    neighbours: Sequence[Neighbour] = (),
+) -> Record:
+    if now_unix_s is not None:
+        step = Happening(
+            at_unix_s=now_unix_s,
+            what=Happened.RELEGATED,
+            why=why,
+            neighbours=tuple(neighbours),
+        )
+        record = _noted(record, now_unix_s, step)
+    return replace(
+        record,
+        state=RecordState.RELEGATED,
+        service_class=ServiceClass.BEST_EFFORT,
+        relegated=True,
+        replica=None,
+        incarnation="",
+    )
+
+
+def _noted(record: Record, now_unix_s: float | None, *happenings: Happening) -> Record:
+    """The record with its diary until now. An attempt that kept none stays without."""
+    diary = record.resume.diary
+    if now_unix_s is None or (record.attempt and not diary.account.until_unix_s):
+        return record
+    diary = diary.waited(record.arrived_unix_s, now_unix_s).noted(*happenings)
+    return replace(record, resume=replace(record.resume, diary=diary))
+
+
+def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happening]:
+    """The replica that the record names has declined, for it is to leave."""
+    if record.replica is None or now_unix_s is None:
+        return []
+    step = Happening(
+        at_unix_s=now_unix_s, what=Happened.DECLINED, replica=record.replica, why=why[:WHY_MOST]
+    )
+    return [step]
+
+
+def _gone(record: Record, now_unix_s: float, why: str) -> Record:
+    """The replica that the record names has the request no more."""
+    if record.replica is None:
+        return record
+    step = Happening(at_unix_s=now_unix_s, what=Happened.LEFT, replica=record.replica, why=why)
+    return _noted(record, now_unix_s, step)
+
+
+def _same_place(record: Record, seen: Record) -> bool:
+    """Nothing has happened since, that a sweep must heed."""
+    return (record.attempt, record.replica, record.incarnation, record.owner) == (
+        seen.attempt,
+        seen.replica,
+        seen.incarnation,
+        seen.owner,
+    )

@@ -1,0 +1,68 @@
+"""The columns of an ack: whether they fit together, and what they report of each entry of a
+flight.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Indices, Ints, unpack
+from shared.core.replica.in_flight import Flight
+from shared.schemas import PlanAck
+
+
+class Reported(NamedTuple):
+    """The worker's report of each entry of a flight; zeros where it skipped the entry."""
+
+    computed: Ints
+    emitted: Ints
+    drafted: Ints
+    cached: Ints
+
+
+def reported(ack: PlanAck, flight: Flight, capacity: int) -> Reported:
+    """The ack's columns along the flight's entries. `capacity`: slots of the replica."""
+    nothing = bytes(len(ack.slots))
+    columns = [
+        unpack(raw)
+        for raw in (ack.computed, ack.emitted, ack.drafted or nothing, ack.cached or nothing)
+    ]
+    if ack.slots != flight.packed_slots:
+        at = positions(unpack(ack.slots), flight.slots, capacity)
+        columns = [np.where(at >= 0, np.append(column, np.int32(0))[at], 0) for column in columns]
+    return Reported(*columns)
+
+
+def beyond(did: Reported, flight: Flight) -> bool:
+    """True if an entry did more than its plan asked, or less than nothing. No worker does that, and
+    a row whose prefill went past its end would never be planned again.
+    """
+    most = np.where(flight.decode, flight.asked, 1)
+    found = np.where(flight.decode, 0, did.cached)
+    return bool(
+        (np.minimum(np.minimum(did.computed, did.emitted), did.cached) < 0).any()
+        or (did.computed - found > flight.asked).any()
+        or (did.emitted > most).any()
+    )
+
+
+def positions(slots: Ints | Indices, wanted: Indices, capacity: int) -> Ints:
+    """The index of each wanted slot in `slots`; -1 where it is not there."""
+    at = np.full(capacity, -1, dtype=np.int32)
+    at[slots] = np.arange(len(slots), dtype=np.int32)
+    indices: Ints = at[wanted]
+    return indices
+
+
+def well_formed(ack: PlanAck, capacity: int) -> bool:
+    """Columns have equal lengths, and slots exist."""
+    if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
+        return False
+    if not len(ack.slots) == len(ack.computed) == len(ack.emitted):
+        return False
+    if len(ack.answering) != len(ack.thinking_tokens):
+        return False
+    if len(ack.slots) % 4 or len(ack.skipped) % 4 or len(ack.answering) % 4:
+        return False
+    named = unpack(ack.slots + ack.answering)
+    return not len(named) or (int(named.min()) >= 0 and int(named.max()) < capacity)

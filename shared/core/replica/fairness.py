@@ -1,0 +1,166 @@
+"""Fair shares of a replica between tenants: where requests of equal importance compete, those of a
+tenant that has been given more count a little less.
+
+Each request has a turn, counted in tokens over the weight of its tenant. It comes after the tokens
+of the requests of its tenant before it, but no earlier than CREDIT_TOKENS before the first turn of
+the prefills that wait: a tenant that was away has no more credit than that. A policy sees the
+importance of a request lowered by a millionth for each QUANTUM_TOKENS between that first turn and
+its own. It is lowered only while requests of two tenants compete: a tenant alone is served as if it
+had no name, and what nobody else asks for goes to whoever does.
+
+The last slots of a replica are left to tenants that have less than their share of them.
+
+Source: start-time fair queueing, whose start tags are the turns, P. Goyal et al., SIGCOMM 1996; for
+tokens of a language model Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
+Deviations: within a tenant, and within a quantum, the policy says who gives way; the credit lets a
+tenant below its share send its requests in bursts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.columns import Indices
+from shared.core.replica.request_table import DECODE, Books
+from shared.core.replica.slots import Attempt, attempt_of
+from shared.policy.seam import Floats
+from shared.schemas import Offer
+
+# an A100 with a model of 8B does so many in about a second
+QUANTUM_TOKENS = 16384
+CREDIT_TOKENS = 2 * QUANTUM_TOKENS
+STEP = 1e-6
+STEPS = 999  # importances within a thousandth of each other count as equal
+LANES = 4096  # remembered; the one that has least to lose by it is forgotten first
+LATELY_S = 60.0  # a tenant that asked so lately may ask again
+LAST_SLOTS = 1 / 8
+
+Lane = tuple[float, str]  # importance, tenant
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """A tenant that has requests here, or asked lately."""
+
+    number: int  # never used again
+    weight: float
+    asked_unix_s: float
+    requests: int = 0  # held, promised or asked for
+
+
+class Fairness:
+    """The turns of the requests that a replica holds, promised, or is asked to hold."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Attempt, float] = {}
+        self._next: dict[Lane, float] = {}  # the turn of the next request of each tenant
+        self._newest: dict[float, float] = {}  # the latest turn within each importance
+        self._tenants: dict[str, _Tenant] = {}
+        self._numbers = 0
+
+    @property
+    def contested(self) -> bool:
+        """True if several tenants have requests here, or asked lately."""
+        return len(self._tenants) > 1
+
+    def enter(self, offer: Offer, books: Books, now_unix_s: float) -> None:
+        """The request is offered, or is here after a resync."""
+        if attempt_of(offer) in self._turns:
+            return
+        importance, tenant = lane = lane_of(offer)
+        known = self._tenants.get(tenant)
+        if known is None:
+            self._part(now_unix_s)
+            self._numbers += 1
+            known = self._tenants[tenant] = _Tenant(self._numbers, offer.weight, now_unix_s)
+        known.requests += 1
+        known.weight, known.asked_unix_s = offer.weight, now_unix_s
+        newest = self._newest.get(importance, 0.0)
+        first = self._first(importance, books, newest) if self.contested else newest
+        turn = max(self._next.get(lane, 0.0), first - CREDIT_TOKENS)
+        self._turns[attempt_of(offer)] = turn
+        self._next[lane] = turn + offer.prompt_tokens / offer.weight
+        self._newest[importance] = max(newest, turn)
+        if len(self._next) > LANES:
+            self._forget()
+
+    def leave(self, offer: Offer, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """The request has left after so many tokens; its tenant is charged for no others."""
+        if self._turns.pop(attempt_of(offer), None) is None:
+            return
+        lane = lane_of(offer)
+        self._tenants[lane[1]].requests -= 1
+        if lane in self._next:
+            unused = max(offer.prompt_tokens - prompt_tokens, 0)
+            self._next[lane] += (output_tokens - unused) / offer.weight
+
+    def seat(self, slot: int, books: Books, now_unix_s: float) -> None:
+        """The request has a row now."""
+        offer, row = books.offers[slot], books.row_of[slot]
+        self.enter(offer, books, now_unix_s)
+        books.tenant[row] = self._number(offer)
+        books.turn[row] = self._turns[attempt_of(offer)]
+
+    def crowds(self, offer: Offer, books: Books, free_slots: int) -> bool:
+        """True if the free slots are the last, its tenant has its share of all slots, and nothing
+        less important is held.
+        """
+        if free_slots > LAST_SLOTS * books.capacity or not self.contested:
+            return False
+        tenant = self._tenants[lane_of(offer)[1]]
+        share = tenant.weight / sum(each.weight for each in self._tenants.values())
+        if tenant.requests <= share * books.capacity:
+            return False
+        return not bool((books.importance[: books.live] < offer.importance).any())
+
+    def importance(self, books: Books, offers: Sequence[Offer]) -> tuple[Floats, list[float]]:
+        """[live rows] and [offers], the importance that a policy sees."""
+        rows = _prefills(books)
+        level = np.append(books.importance[rows], [offer.importance for offer in offers])
+        tenant = np.append(books.tenant[rows], [self._number(offer) for offer in offers])
+        turn = np.append(books.turn[rows], [self._turns[attempt_of(offer)] for offer in offers])
+        seen = level.copy()
+        for importance in set(level.tolist()):
+            among = np.flatnonzero(level == importance)
+            if (tenant[among] == tenant[among[0]]).all():
+                continue
+            behind = (turn[among] - turn[among].min()) // QUANTUM_TOKENS
+            seen[among] = importance * (1.0 - STEP * np.minimum(behind, STEPS))
+        shown = books.importance[: books.live].copy()
+        shown[rows] = seen[: len(rows)]
+        return shown, seen[len(rows) :].tolist()
+
+    def _part(self, now_unix_s: float) -> None:
+        """Forget the tenants without requests that have not asked lately."""
+        self._tenants = {
+            name: tenant
+            for name, tenant in self._tenants.items()
+            if tenant.requests or now_unix_s - tenant.asked_unix_s < LATELY_S
+        }
+
+    def _number(self, offer: Offer) -> int:
+        return self._tenants[lane_of(offer)[1]].number
+
+    def _first(self, importance: float, books: Books, newest: float) -> float:
+        """The first turn of the prefills of this importance that wait; else the newest."""
+        rows = _prefills(books)
+        turns = books.turn[rows][books.importance[rows] == importance]
+        return float(turns.min()) if len(turns) else newest
+
+    def _forget(self) -> None:
+        lane = min(self._next, key=lambda lane: self._next[lane] - self._newest[lane[0]])
+        del self._next[lane]
+        if all(importance != lane[0] for importance, _ in self._next):
+            del self._newest[lane[0]]
+
+
+def lane_of(offer: Offer) -> Lane:
+    return offer.importance, offer.key.partition(".")[0]
+
+
+def _prefills(books: Books) -> Indices:
+    """The rows of the standard prefills."""
+    n = books.live
+    rows: Indices = ((books.phase[:n] != DECODE) & ~books.best_effort[:n]).nonzero()[0]
+    return rows

@@ -1,0 +1,209 @@
+"""The metrics of what became of each request: one count for one outcome, so that what was attained
+can be read over what was *offered*.
+
+A request is offered if it asked for a place: it ended, or was refused for want of capacity (again
+each time that it comes again). One that its client cancelled before anything was late is not, nor
+is one that no engine could serve. Everything offered has met its SLO or is one violation.
+"""
+
+from collections.abc import Callable, Collection
+
+from shared.core.record.verdict import GOOD_ENDS
+from shared.schemas import Record
+from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import TraceParent
+from shared.vocabulary import FinishReason, Missed
+
+MET, REFUSED = "met", "refused"
+KINDS = (Missed.TTFT.value, Missed.TBT.value, Missed.TTLT.value, Missed.END.value, REFUSED)
+NO_ROOM = "slow_down"  # the code of a refusal for want of capacity
+OTHER = "other"  # stands for tiers that there are not
+TENANT_LIMIT = 64  # tenants with numbers of their own
+MODEL_LIMIT = 16  # models: a worker may announce another each time
+# finish reasons as vLLM names them
+OF_VLLM = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+}
+
+
+class Outcomes:
+    """The counts of one process. `model`: the name that the fleet's workers announce. `tiers`:
+    those of the fleet, which may change. They are shown from the start, since a rate cannot be
+    taken of a number that was not there before.
+    """
+
+    def __init__(
+        self,
+        metrics: Registry,
+        model: Callable[[], str],
+        tiers: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._model, self._tiers = model, tiers
+        made, tier = metrics, ("tier",)
+        self._requests = made.counter(
+            names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict")
+        )
+        self._offered = made.counter(
+            names.OFFERED, "Requests whose outcome is known, those refused for room included.", tier
+        )
+        self._violations = made.counter(
+            names.SLO_VIOLATIONS,
+            "Offered requests that did not meet their SLO, by the bound that was broken.",
+            ("tier", "type"),
+        )
+        self._relegations = made.counter(
+            names.RELEGATIONS, "Requests that were best-effort at some time.", tier
+        )
+        self._refusals = made.counter(
+            names.REFUSALS,
+            "Requests refused at the door: nothing of them is stored.",
+            ("tier", "code"),
+        )
+        self._tenants = made.counter(
+            names.TENANT_REQUESTS,
+            "Requests ended or refused, by tenant and verdict.",
+            ("tenant", "verdict"),
+            {"tenant": TENANT_LIMIT},
+        )
+        self._tenants_relegated = made.counter(
+            names.TENANT_RELEGATIONS,
+            "Requests that were best-effort at some time, by tenant.",
+            ("tenant",),
+            {"tenant": TENANT_LIMIT},
+        )
+        self._good = made.counter(names.GOODPUT_REQUESTS, "Requests that met their SLO.", tier)
+        self._good_tokens = made.counter(
+            names.GOODPUT_TOKENS, "Output tokens of requests that met their SLO.", tier
+        )
+        self._hops = made.histogram(
+            names.HOPS,
+            "Places that a request had beyond its first: declined, moved or lost there.",
+            names.HOPS_BUCKETS,
+            tier,
+        )
+        self._ttlt = made.histogram(
+            names.TTLT, "Arrival to last token.", names.DURATION_BUCKETS_S, tier
+        )
+        of_model, few = ("model_name", "tier"), {"model_name": MODEL_LIMIT}
+        self._ttft = made.histogram(
+            names.TIME_TO_FIRST_TOKEN,
+            "Arrival to first token.",
+            names.TTFT_BUCKETS_S,
+            of_model,
+            few,
+        )
+        self._tpot = made.histogram(
+            names.TIME_PER_OUTPUT_TOKEN,
+            "Mean time per output token of a request, after its first.",
+            names.TPOT_BUCKETS_S,
+            of_model,
+            few,
+        )
+        self._e2e = made.histogram(
+            names.E2E_LATENCY, "Arrival to end.", names.DURATION_BUCKETS_S, of_model, few
+        )
+        self._prompt = made.histogram(
+            names.REQUEST_PROMPT_TOKENS, "Prompt of a request.", names.TOKENS_BUCKETS, of_model, few
+        )
+        self._output = made.histogram(
+            names.REQUEST_GENERATION_TOKENS,
+            "Output of a request.",
+            names.TOKENS_BUCKETS,
+            of_model,
+            few,
+        )
+        # vLLM shows the longest of n outputs; here each choice is a request of its own
+        made.alias(names.REQUEST_LONGEST, self._output)
+        self._asked = made.histogram(
+            names.REQUEST_MAX_TOKENS_ASKED,
+            "The longest output.",
+            names.TOKENS_BUCKETS,
+            of_model,
+            few,
+        )
+        self._success = made.counter(
+            names.REQUEST_SUCCESS,
+            "Requests ended, as vLLM counts.",
+            ("model_name", "finished_reason"),
+            few,
+        )
+        for name in self._tiers():
+            for counter in (self._offered, self._relegations, self._good, self._good_tokens):
+                counter.labels(name)
+            for verdict in (MET, "missed"):
+                self._requests.labels(name, verdict)
+            for kind in KINDS:
+                self._violations.labels(name, kind)
+            self._refusals.labels(name, NO_ROOM)
+
+    def refused(self, tenant: str, tier: str, code: str) -> None:
+        """A request was refused at the door. Both names are the client's."""
+        tier = tier if tier in self._tiers() else OTHER
+        self._refusals.labels(tier, code).add()
+        if code == NO_ROOM:
+            self._offered.labels(tier).add()
+            self._violations.labels(tier, REFUSED).add()
+            self._tenants.labels(tenant, REFUSED).add()
+
+    def ended(self, record: Record) -> None:
+        """A request has its verdict."""
+        verdict, tier, model = record.verdict, record.tier, self._model()
+        tenant = record.key.partition(".")[0]
+        assert verdict is not None
+        finished = verdict.finish_reason in GOOD_ENDS
+        told = MET if verdict.slo_met else "missed" if finished else verdict.finish_reason.value
+        self._requests.labels(tier, told).add()
+        self._tenants.labels(tenant, told).add()
+        if verdict.slo_met:
+            self._offered.labels(tier).add()
+            self._good.labels(tier).add()
+            self._good_tokens.labels(tier).add(verdict.output_tokens)
+        elif broke := violation(record):
+            self._offered.labels(tier).add()
+            self._violations.labels(tier, broke).add()
+        if verdict.relegated:
+            self._relegations.labels(tier).add()
+            self._tenants_relegated.labels(tenant).add()
+        self._hops.labels(tier).observe(max(verdict.attempts - 1, 0))
+        self._success.labels(model, OF_VLLM.get(verdict.finish_reason, "error")).add()
+        trace_id = kept_trace(record.traceparent)
+        if verdict.ttft_s is not None:
+            self._ttft.labels(model, tier).observe(verdict.ttft_s, 1, trace_id)
+        if not finished:
+            return
+        if verdict.mean_tpot_s is not None:
+            self._tpot.labels(model, tier).observe(verdict.mean_tpot_s, 1, trace_id)
+        if verdict.ttlt_s is not None:
+            self._ttlt.labels(tier).observe(verdict.ttlt_s, 1, trace_id)
+        lasted_s = verdict.ended_unix_s - record.arrived_unix_s
+        self._e2e.labels(model, tier).observe(lasted_s, 1, trace_id)
+        self._prompt.labels(model, tier).observe(verdict.prompt_tokens)
+        self._output.labels(model, tier).observe(verdict.output_tokens)
+        self._asked.labels(model, tier).observe(record.max_tokens)
+
+
+def violation(record: Record) -> str:
+    """The kind of violation of a request that did not meet its SLO; empty if it was not offered."""
+    verdict = record.verdict
+    assert verdict is not None
+    if verdict.finish_reason is FinishReason.INVALID:
+        return ""
+    if verdict.finish_reason is not FinishReason.CANCELLED:
+        return verdict.missed.value
+    slo, measure = record.slo, record.resume.measure
+    if not measure.tokens and verdict.ended_unix_s > slo.first_due_unix_s(record.arrived_unix_s):
+        return Missed.TTFT.value
+    if measure.late_tokens or verdict.ended_unix_s > measure.next_due_unix_s:
+        return Missed.TBT.value
+    if verdict.ended_unix_s > slo.last_due_unix_s(record.arrived_unix_s):
+        return Missed.TTLT.value
+    return ""
+
+
+def kept_trace(traceparent: str) -> str:
+    """The id of a trace that is recorded; empty where none is."""
+    parent = TraceParent.parse(traceparent)
+    return f"{parent.trace_id:032x}" if parent is not None and parent.sampled else ""

@@ -1,0 +1,184 @@
+"""The steps of placing a request at a replica and taking it back, for admission and relegation.
+
+A worker takes a request in only if the record names that place. An offer in doubt is withdrawn at
+the worker (or the replica is fenced) before the request goes elsewhere. So at any time at most one
+attempt can publish to the client.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import assert_never
+
+from shared import subjects
+from shared.bus.api import Bus
+from shared.clock import Clock
+from shared.core.offer import as_offer
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.placing.offer_metrics import OfferMetrics
+from shared.request_timeline import Neighbour
+from shared.schemas import (
+    AttemptOver,
+    OfferAccepted,
+    OfferAnswer,
+    OfferDeclined,
+    OfferInDoubt,
+    OfferNotReady,
+    Record,
+    Status,
+    Withdraw,
+    Withdrawn,
+)
+from shared.store.records import Records, Stored
+from shared.telemetry import conventions as names
+from shared.telemetry.telemetry import TRACEPARENT, AttributeValue, Tracing
+from shared.vocabulary import RequestKey, ServiceClass
+
+OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
+WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceHeld:
+    """The replica holds the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDeclined:
+    """The replica does not hold this attempt, for certain."""
+
+    attempt: int
+    earliest_s: float | None = None  # from now: when it could meet the SLO
+    why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceUnplanned:
+    """Nobody plans that replica now, so nobody decided; it does not hold this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceGone:
+    """The request is no longer ours to place: it ended, was cancelled, or another has it."""
+
+
+PlaceOutcome = PlaceHeld | PlaceDeclined | PlaceUnplanned | PlaceGone
+
+
+class Placer:
+    """The steps of placing, on behalf of one service."""
+
+    def __init__(
+        self, bus: Bus, records: Records, clock: Clock, tracing: Tracing, metrics: OfferMetrics
+    ) -> None:
+        self._bus, self._records, self._metrics = bus, records, metrics
+        self._clock, self._tracing = clock, tracing
+
+    async def place(
+        self,
+        key: RequestKey,
+        step: Callable[[Record], Record | None],
+        *,
+        hops_left: int = 0,
+    ) -> PlaceOutcome:
+        """Write the place by `step` (`placed` or `drawn` of a record), then offer."""
+        stored = await self._records.change(key, step)
+        if stored is None:
+            return PlaceGone()
+        return await self.offer(stored, hops_left=hops_left)
+
+    async def offer(self, stored: Stored, *, hops_left: int = 0) -> PlaceOutcome:
+        """Offer an attempt whose record names the place already. Returns only when it is certain
+        whether the replica holds it.
+        """
+        return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
+
+    async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
+        """The answer of the replica's planner. The worker takes in only a record that names this
+        place, so the question may leave before the record is stored.
+        """
+        assert record.replica is not None
+        began = self._clock.unix_s()
+        headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
+        offer = as_offer(record, record.service_class, hops_left=hops_left)
+        try:
+            answer: OfferAnswer = await self._bus.request(
+                subjects.offer(record.replica),
+                offer,
+                OfferAnswer,
+                timeout_s=OFFER_TIMEOUT_S,
+                headers=headers,
+            )
+        except NoResponders:
+            answer = OfferNotReady(reason="nobody plans that replica")
+        except (BusError, PeerError) as error:
+            answer = OfferInDoubt(reason=str(error))
+        self._metrics.answered(answer, self._clock.unix_s() - began)
+        if record.traceparent:
+            attributes: dict[str, AttributeValue] = {
+                names.MESSAGING_SYSTEM: names.NATS,
+                names.REPLICA: record.replica,
+                names.ATTEMPT: record.attempt,
+                names.SERVICE_CLASS: record.service_class.value,
+                "slackline.accepted": isinstance(answer, OfferAccepted),
+                "slackline.reason": answer.reason,
+            }
+            self._tracing.record(
+                "place", record.traceparent, began, self._clock.unix_s(), attributes
+            )
+        return answer
+
+    async def conclude(self, stored: Stored, answer: OfferAnswer) -> PlaceOutcome:
+        """The outcome of the answer, once the record is stored."""
+        record = stored.record
+        match answer:
+            case OfferAccepted():
+                standard = record.service_class is ServiceClass.STANDARD
+                await self.publish_status(record, "accepted" if standard else "relegated", "")
+                return PlaceHeld()
+            case OfferDeclined():
+                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason, answer.loads)
+            case OfferNotReady():
+                return PlaceUnplanned(record.attempt)
+            case OfferInDoubt():
+                return await self._in_doubt(record)
+            case _:
+                assert_never(answer)
+
+    async def _in_doubt(self, record: Record) -> PlaceOutcome:
+        """Nobody knows whether the worker holds it: take it back for certain."""
+        over = await self.withdraw(record)
+        # An attempt that was held may have spoken: its end is handled where all ends are.
+        if over is not None:
+            return PlaceGone()
+        return PlaceDeclined(record.attempt, why="it did not answer")
+
+    async def withdraw(self, record: Record) -> AttemptOver | None:
+        """The end of the attempt with its output; None if the worker never had the attempt and
+        never will. Raises BusTimeout while the worker does not answer, also where another
+        incarnation has its place: then its log says what became of the attempt.
+        """
+        assert record.replica is not None
+        ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)
+        try:
+            answer = await self._bus.request(
+                subjects.withdraw(record.replica), ask, Withdrawn, timeout_s=WITHDRAW_TIMEOUT_S
+            )
+        except (NoResponders, PeerError) as error:
+            raise BusTimeout(f"the worker of {record.replica} does not answer") from error
+        return answer.over
+
+    async def publish_status(self, record: Record, state: str, reason: str) -> None:
+        """Publish a status to the client; it may be lost."""
+        status = Status(
+            state=state,
+            service_class=record.service_class,
+            attempt=record.attempt,
+            replica=record.replica,
+            reason=reason,
+        )
+        with suppress(BusError):
+            await self._bus.publish(record.stream_subject, status, json=record.json)

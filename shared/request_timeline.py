@@ -1,0 +1,205 @@
+"""The diary of a request: where its time went, what happened to it, and its first late token.
+
+It travels with the request, across attempts. Whoever has the request adds to it: admission and
+relegation by the events of its record, the worker by its iterations (time_accounting.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shared.vocabulary import Count
+
+NEIGHBOURS = 4  # named in an account; the rest is summed up
+MOST = 2**31 - 1  # that a count may be
+HAPPENINGS = 32  # kept in a diary; beyond that, the middle gives way
+
+
+class Cause(StrEnum):
+    """A cause to which time goes. `nothing` is none: the request was on time, or nobody knows."""
+
+    NOTHING = ""
+    PLACING = "placing"  # looking for a replica: reading the request, its record, offers, the hold
+    RELEGATED = "relegated"  # waiting as best-effort: in the pool, or while a replica ran others
+    MOVING = "moving"  # between two replicas: the first was lost, drained, or gave it up
+    QUEUE = "queue"  # held by a replica, before its first iteration there, while others computed
+    PREFILL = "prefill"  # its own prefill
+    BESIDE = "beside"  # prefills of others, in iterations that ran it as well
+    DECODES = "decodes"  # decodes, its own included, in iterations that ran it
+    DRAFTS = "drafts"  # the draft model, in iterations that ran it
+    SAT_OUT = "sat_out"  # iterations that left it out after it had begun
+    CONTROL = "control"  # between iterations: the engine waited for a plan, or was late
+
+
+CAUSES = tuple(cause for cause in Cause if cause)
+FIELDS = {cause: f"{cause.value}_s" for cause in CAUSES}
+
+
+class Neighbour(Struct, frozen=True, array_like=True):
+    """Other requests of one tenant and tier whose prefills took `seconds`. An empty tenant: the
+    rest, of several.
+    """
+
+    tenant: str
+    tier: str
+    requests: Count
+    seconds: float
+
+
+class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The seconds of a request's life by cause, from its arrival to `until_unix_s` (0: nothing is
+    accounted). They add up to that time. An iteration's seconds are split by the planner's
+    prediction into decodes, drafts and prefills, and among prefills by their tokens.
+    """
+
+    until_unix_s: float = 0.0
+    placing_s: float = 0.0
+    relegated_s: float = 0.0
+    moving_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    beside_s: float = 0.0
+    decodes_s: float = 0.0
+    drafts_s: float = 0.0
+    sat_out_s: float = 0.0
+    control_s: float = 0.0
+    # whose prefills ran while a replica held the request, those with most seconds first
+    neighbours: tuple[Neighbour, ...] = ()
+
+    def seconds(self, cause: Cause) -> float:
+        spent_s: float = getattr(self, FIELDS[cause])
+        return spent_s
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds(cause) for cause in CAUSES)
+
+    def spent(self, cause: Cause, arrived_unix_s: float, until_unix_s: float) -> "Account":
+        """All of the time until then went into this cause."""
+        since = self.until_unix_s or arrived_unix_s
+        until = max(since, until_unix_s)
+        name = FIELDS[cause]
+        return replace(self, until_unix_s=until, **{name: getattr(self, name) + until - since})
+
+    def plus(self, other: "Account") -> "Account":
+        """Both, one after the other."""
+        spent = {name: getattr(self, name) + getattr(other, name) for name in FIELDS.values()}
+        return Account(
+            until_unix_s=max(self.until_unix_s, other.until_unix_s),
+            neighbours=merged((*self.neighbours, *other.neighbours)),
+            **spent,
+        )
+
+
+def merged(neighbours: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
+    """One of each tenant and tier, those with most seconds first; the rest as one."""
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    for tenant, tier, requests, seconds in map(_columns, neighbours):
+        before = sums.get((tenant, tier), (0, 0.0))
+        sums[tenant, tier] = (min(before[0] + requests, MOST), before[1] + seconds)
+    others, of_others = sums.pop(("", ""), (0, 0.0))
+    found = [Neighbour(*whose, *what) for whose, what in sums.items()]
+    found.sort(key=lambda neighbour: (-neighbour.seconds, neighbour.tenant, neighbour.tier))
+    for beyond in found[NEIGHBOURS:]:
+        others = min(others + beyond.requests, MOST)
+        of_others += beyond.seconds
+    rest = [Neighbour("", "", others, of_others)] if others else []
+    return (*found[:NEIGHBOURS], *rest)
+
+
+def _columns(neighbour: Neighbour) -> tuple[str, str, int, float]:
+    return neighbour.tenant, neighbour.tier, neighbour.requests, neighbour.seconds
+
+
+class Happened(StrEnum):
+    """The steps in a request's life that a diary notes."""
+
+    DECLINED = "declined"  # by a replica that was offered it
+    HELD = "held"  # a replica has it
+    BEGAN = "began"  # its first iteration on that replica
+    FIRST_TOKEN = "first token"
+    PREEMPTED = "preempted"  # its KV was dropped
+    RELEGATED = "relegated"  # on the replica that has it, or into the pool
+    PROMOTED = "promoted"
+    DRAWN = "drawn"  # out of the pool, for a replica
+    LEFT = "left"  # its replica, to go on elsewhere
+
+
+TOO_LATE = "its deadline could not be met there"  # why a policy relegates
+WHY_MOST = 200  # characters of a reason
+
+
+class Happening(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step, with the replica that took it, and its reason."""
+
+    at_unix_s: float
+    what: Happened
+    replica: str = ""
+    why: str = ""
+    # relegated: whose prefills the replicas were to compute first
+    neighbours: tuple[Neighbour, ...] = ()
+
+
+class Late(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first token that was late: its number, from 1, and the account until it came."""
+
+    token: Count
+    due_unix_s: float
+    came_unix_s: float
+    account: Account
+
+
+class Diary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    account: Account = Account()
+    happenings: tuple[Happening, ...] = ()
+    left_out: Count = 0  # happenings that gave way
+    late: Late | None = None  # None: every token so far was on time
+
+    def waited(self, arrived_unix_s: float, until_unix_s: float) -> "Diary":
+        """The diary of a request that waited until then. What happened last says what for."""
+        account = self.account.spent(self.waits_for, arrived_unix_s, until_unix_s)
+        return replace(self, account=account)
+
+    @property
+    def waits_for(self) -> Cause:
+        """The cause of time that passes while nothing happens and no iteration is reported."""
+        for happening in reversed(self.happenings):
+            cause = _waits_after(happening)
+            if cause is not None:
+                return cause
+        return Cause.PLACING
+
+    def left(self, replica: str, why: str, at_unix_s: float) -> "Diary":
+        """The diary of a request that leaves a replica, to go on elsewhere."""
+        step = Happening(at_unix_s=at_unix_s, what=Happened.LEFT, replica=replica, why=why)
+        return self.noted(step)
+
+    def noted(self, *happenings: Happening) -> "Diary":
+        """The diary with these steps at its end."""
+        kept, left_out = bounded((*self.happenings, *happenings))
+        return replace(self, happenings=kept, left_out=min(self.left_out + left_out, MOST))
+
+
+def bounded(happenings: Sequence[Happening]) -> tuple[tuple[Happening, ...], int]:
+    """At most HAPPENINGS of them, the first and the last, and how many gave way."""
+    beyond = len(happenings) - HAPPENINGS
+    if beyond <= 0:
+        return tuple(happenings), 0
+    half = HAPPENINGS // 2
+    return (*happenings[:half], *happenings[half + beyond :]), beyond
+
+
+def _waits_after(happening: Happening) -> Cause | None:
+    """None: it does not say."""
+    match happening.what:
+        case Happened.HELD | Happened.BEGAN:
+            return Cause.CONTROL
+        case Happened.RELEGATED if not happening.replica:
+            return Cause.RELEGATED
+        case Happened.DRAWN:
+            return Cause.PLACING
+        case Happened.LEFT:
+            return Cause.RELEGATED if happening.why == "relegated" else Cause.MOVING
+    return None

@@ -1,0 +1,166 @@
+"""The types of tracing: one OpenTelemetry trace per request across all services. This module
+records nothing; shared/telemetry/tracing.py decides what a process records.
+
+The service that receives a request starts its trace; `traceparent` (W3C Trace Context) travels in
+NATS headers and in the record.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+AttributeValue = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, AttributeValue]
+
+TRACEPARENT = "traceparent"  # the header's name
+FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+class TraceParent(NamedTuple):
+    """The W3C header: 16 bytes of the trace, 8 of the parent span, and a flag for sampled ones."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+    @staticmethod
+    def parse(header: str | None) -> "TraceParent | None":
+        """The parsed header; None where it is absent or malformed: a bad header from a client
+        begins a new trace, as the standard asks.
+        """
+        found = FORMAT.fullmatch(header) if header else None
+        if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
+            return None
+        trace_id, span_id = int(found[2], 16), int(found[3], 16)
+        return (
+            TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1))
+            if trace_id and span_id
+            else None
+        )
+
+    def header(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace that a header belongs to, as backends write it; empty: none."""
+    parent = TraceParent.parse(traceparent)
+    return "" if parent is None else f"{parent.trace_id:032x}"
+
+
+class SpanEvent(NamedTuple):
+    name: str
+    at_unix_s: float
+    attributes: Attributes
+
+
+class Span(Protocol):
+    """A span under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
+
+    @property
+    def traceparent(self) -> str:
+        """The header for every message that this span causes; empty where there is no trace."""
+
+    def event(self, name: str, **attributes: AttributeValue) -> None: ...
+
+    def set(self, **attributes: AttributeValue) -> None:
+        """Add attributes; `error.type` marks the span as failed."""
+
+    def end(self, at_unix_s: float | None = None) -> None: ...
+
+
+class Tracing(Protocol):
+    """The tracing of one process."""
+
+    def start(
+        self,
+        name: str,
+        traceparent: str | None,
+        attributes: Attributes | None = None,
+        *,
+        at_unix_s: float | None = None,
+        kind: str = "internal",
+    ) -> Span:
+        """Begin a span under `traceparent`, or a new trace without one. `kind` is one of
+        OpenTelemetry's: server, client, ...
+        """
+
+    def reserve(self, traceparent: str | None) -> str:
+        """The header of a span that is recorded later (`own` of `record`), so that others can be
+        below it before; under `traceparent`, or the root of a new trace. Empty: there is no trace.
+        """
+
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        start_unix_s: float,
+        end_unix_s: float,
+        attributes: Attributes | None = None,
+        *,
+        own: str = "",
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[str] = (),
+    ) -> None:
+        """Add a span measured elsewhere. Without a traceparent it is left out, as it would be a
+        trace of its own, unless it was reserved. `links`: headers of spans in other traces.
+        """
+
+    def close(self) -> None:
+        """Send the spans that are left; blocks for a few seconds at most."""
+
+
+class Untraced:
+    """A span that is not recorded; it passes its traceparent on."""
+
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str) -> None:
+        self.traceparent = traceparent
+
+    def event(self, name: str, **attributes: AttributeValue) -> None:
+        pass
+
+    def set(self, **attributes: AttributeValue) -> None:
+        pass
+
+    def end(self, at_unix_s: float | None = None) -> None:
+        pass
+
+
+NO_SPAN = Untraced("")
+
+
+class Off:
+    """Tracing that does nothing."""
+
+    def start(
+        self,
+        name: str,
+        traceparent: str | None,
+        attributes: Attributes | None = None,
+        *,
+        at_unix_s: float | None = None,
+        kind: str = "internal",
+    ) -> Span:
+        return Untraced(traceparent) if traceparent else NO_SPAN
+
+    def reserve(self, traceparent: str | None) -> str:
+        return traceparent or ""
+
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        start_unix_s: float,
+        end_unix_s: float,
+        attributes: Attributes | None = None,
+        *,
+        own: str = "",
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[str] = (),
+    ) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,179 @@
+"""`slackline capacity` finds the limit within its precision and lists the rates it tried.
+
+`simulate` agrees with it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.cli.main import main
+from loadgen.trials.goodput import Probe, find_capacity
+from shared.errors import ConfigError
+
+COMMON = [
+    "--workload",
+    "azure-code",
+    "--duration",
+    "15",
+    "--tiers",
+    "demo-3",
+    "--seed",
+    "2",
+    "--policy",
+    "fcfs",
+]
+SEARCH = ["capacity", *COMMON, "--rate", "8", "--violations", "0.05", "--precision", "0.1"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def probe_of(violated: Any, tried: list[float]) -> Any:
+    def probe(rate_rps: float) -> Probe:
+        tried.append(rate_rps)
+        return Probe(
+            rate_rps=rate_rps, offered=1000, violated_fraction=violated(rate_rps), stopped=False
+        )
+
+    return probe
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.floats(0.02, 900.0), st.floats(0.02, 900.0), st.sampled_from((0.001, 0.01, 0.1)))
+def test_a_sharp_limit_is_found_from_below_within_the_precision(
+    limit_rps: float, first_rps: float, precision: float
+) -> None:
+    tried: list[float] = []
+    found_rps = find_capacity(
+        probe_of(lambda rate: 0.5 * (rate > limit_rps), tried), 0.01, precision, first_rps, 0.001
+    )
+    assert found_rps <= limit_rps <= found_rps * (1 + precision)
+    assert len(tried) == len(set(tried)) < 50
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 10_000), st.floats(0.1, 100.0))
+def test_near_a_blurred_limit_the_found_rate_passes_and_the_next_step_up_fails(
+    noise: int, first_rps: float
+) -> None:
+    def violated(rate_rps: float) -> float:
+        return max(0.0, 0.002 * (rate_rps - 20) + (hash((noise, rate_rps)) % 100) / 1e4)
+
+    tried: list[float] = []
+    found_rps = find_capacity(probe_of(violated, tried), 0.01, 0.01, first_rps, 0.001)
+    assert violated(found_rps) <= 0.01
+    next_rps = min(rate for rate in tried if rate > found_rps)
+    assert next_rps <= 1.01 * found_rps + 1e-9 and violated(next_rps) > 0.01
+
+
+def test_where_even_the_lowest_rate_fails_there_is_no_capacity() -> None:
+    tried: list[float] = []
+    assert find_capacity(probe_of(lambda _: 1.0, tried), 0.01, 0.01, 1.0, 0.1) == 0
+    assert tried == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_where_no_rate_fails_it_says_so() -> None:
+    with pytest.raises(ConfigError, match="no limit found"):
+        find_capacity(probe_of(lambda _: 0.0, []), 0.01, 0.01, 1.0, 0.1)
+
+
+def test_simulate_agrees_with_both_sides_of_what_was_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, SEARCH)
+    assert (found["violations"], found["definition"], found["policy"], found["seed"]) == (
+        0.05,
+        "deadline",
+        "fcfs",
+        2,
+    )
+    passed, failed = [], []
+    for probe in found["probes"]:
+        (passed if probe["violated_fraction"] <= 0.05 else failed).append(probe["rate_rps"])
+    assert found["capacity_rps"] == max(passed) and min(failed) <= 1.1 * max(passed)
+    for rate_rps in (max(passed), min(failed)):
+        simulated = printed(capsys, ["simulate", *COMMON, "--rate", str(rate_rps)])
+        [probe] = [probe for probe in found["probes"] if probe["rate_rps"] == rate_rps]
+        assert simulated["offered"] == probe["offered"]
+        assert (simulated["violated_fraction"] <= 0.05) == (rate_rps == max(passed))
+        # A run that was stopped early has a lower bound; any other run has the fraction.
+        assert probe["violated_fraction"] <= simulated["violated_fraction"]
+        assert probe["stopped"] or probe["violated_fraction"] == simulated["violated_fraction"]
+
+
+def test_the_same_seed_finds_the_same_and_another_definition_something_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, two, other = (
+        printed(capsys, [*SEARCH, "--definition", name])
+        for name in ("deadline", "deadline", "ttlt")
+    )
+    assert {k: v for k, v in one.items() if k != "wall_s"} == {
+        k: v for k, v in two.items() if k != "wall_s"
+    }
+    assert other["capacity_rps"] > one["capacity_rps"]  # fewer bounds to keep
+    assert any(probe["stopped"] for probe in other["probes"]), (
+        "by whichever definition, a run ends once it is known to fail"
+    )
+
+
+def test_recorded_arrivals_are_thinned_and_compressed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (f"{0.4 * n},{500 + 37 * n % 4000},{3 + n % 20}\n" for n in range(200))
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
+    recorded = [
+        "--trace",
+        str(tmp_path / "t.csv"),
+        "--arrivals",
+        "trace",
+        "--duration",
+        "20",
+        "--tiers",
+        "demo-3",
+        "--policy",
+        "fcfs",
+    ]
+    found = printed(capsys, ["capacity", *recorded, "--violations", "0.05", "--precision", "0.1"])
+    offered = {probe["rate_rps"]: probe["offered"] for probe in found["probes"]}
+    # 50 requests were recorded in 20 s
+    assert offered[1.0] < 45 < 50 < offered[found["capacity_rps"]]
+    simulated = printed(capsys, ["simulate", *recorded, "--rate", str(found["capacity_rps"])])
+    assert simulated["violated_fraction"] <= 0.05
+
+
+def test_people_see_every_rate_that_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SEARCH) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("requests violated\n") == shown.out.count("kept") + shown.out.count(
+        "too many"
+    )
+    assert "too many" in shown.out and "seed 2" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--violations", "1"], "--violations is a fraction"),
+        (["--violations", "-0.1"], "--violations is a fraction"),
+        (["--precision", "0"], "--precision is a fraction"),
+        (["--rate", "0"], "--rate must be above 0"),
+        (["--policy", "lifo"], "no policy is called"),
+        (["--arrivals", "trace"], "needs --trace"),
+        (["--workload", "poetry"], "not built in"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, *words]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1

@@ -1,0 +1,230 @@
+"""`slackline compare` puts policies on identical arrivals beside the bound.
+
+Results do not depend on the number of processes, and the processes end with the command.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from loadgen.cli.main import main
+from loadgen.trials.comparison import on_the_plane, parse_policies
+from loadgen.trials.parallel import run_all
+from shared.errors import ConfigError
+from shared.perf import profile_file as store
+from shared.schemas import Verdict
+from shared.vocabulary import FinishReason, ServiceClass, Slo
+
+ROOT = Path(__file__).parents[3]
+LOAD = ["--workload", "mix", "--duration", "8", "--tiers", "demo-3", "--seed", "5"]
+COMPARE = ["compare", *LOAD, "--policies", "fcfs:chunk_tokens=512,edf"]
+WALL = ("wall_s", "requests_per_wall_s")
+
+
+def printed(capsys: pytest.CaptureFixture[str], words: list[str]) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def without_wall(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: without_wall(value) for key, value in found.items() if key not in WALL}
+    return [without_wall(one) for one in found] if isinstance(found, list) else found
+
+
+def test_each_policy_is_served_just_what_simulate_serves_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, [*COMPARE, "--rate", "8", "--definition", "mean-tpot", "--jobs", "1"])
+    assert (found["command"], found["seed"], found["definition"], found["rate_rps"]) == (
+        "compare",
+        5,
+        "mean-tpot",
+        8.0,
+    )
+    for one, words in zip(
+        found["policies"], (["fcfs", "--set", "chunk_tokens=512"], ["edf"]), strict=True
+    ):
+        alone = printed(
+            capsys,
+            ["simulate", *LOAD, "--rate", "8", "--definition", "mean-tpot", "--policy", *words],
+        )
+        assert without_wall(one) == without_wall(alone)
+        assert one["offered"] == found["requests"]
+    assert {"met_fraction", "violated_fraction"} <= set(found["bound"])
+
+
+def test_no_policy_is_better_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    for one in printed(capsys, [*COMPARE, "--rates", "6,40", "--jobs", "1"])["rates"]:
+        assert all(
+            found["violated_fraction"] >= one["bound"]["violated_fraction"] - 1e-9
+            for found in one["policies"]
+        )
+
+
+def test_the_results_do_not_depend_on_the_number_of_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone, together = (
+        printed(capsys, [*COMPARE, "--rates", "3,6", "--jobs", jobs]) for jobs in ("1", "3")
+    )
+    assert without_wall(alone) == without_wall(together)
+    assert [one["rate_rps"] for one in alone["rates"]] == [3.0, 6.0]
+
+
+def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMPARE, "--rate", "4", "--jobs", "1"]) == 0
+    shown = capsys.readouterr()
+    rows = [line.split("  ")[1] for line in shown.out.splitlines() if "%" in line]
+    assert rows == ["fcfs:chunk_tokens=512", "edf", "bound without drafts: at least"]
+    assert "interactive" in shown.out and "judged by deadline" in shown.out
+    runs, *ended = shown.err.splitlines()
+    assert runs == "3 runs: bound, fcfs:chunk_tokens=512, edf at 4 requests/s"
+    assert any("edf" in line for line in ended)
+
+
+def test_plots_are_written_and_say_what_they_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for rates in (["--rates", "3,6"], ["--rate", "3"]):
+        folder = tmp_path / rates[1]
+        assert main([*COMPARE, *rates, "--jobs", "1", "--plots", str(folder)]) == 0
+        texts.append({path.name: path.read_text() for path in folder.iterdir()})
+    over_load, at_one = texts
+    each = ("violations", "latency", "plane")
+    assert set(over_load) == {
+        "violations-over-load.svg",
+        "latency-over-load.svg",
+        *(f"{n}-at-{r}.svg" for n in each for r in (3, 6)),
+    }
+    # to the last digit
+    assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}
+    for text in over_load.values():
+        # matplotlib writes the text of each run of glyphs into a comment
+        said = re.findall(r"<!-- (.*?) -->", text)
+        assert any("seed 5" in line and "judged by deadline" in line for line in said)
+        assert {"edf", "fcfs:chunk_tokens=512"} <= set(said)
+    capsys.readouterr()
+
+
+def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds() -> None:
+    done = Verdict(
+        finish_reason=FinishReason.LENGTH,
+        slo_met=False,
+        relegated=False,
+        service_class=ServiceClass.STANDARD,
+        prompt_tokens=5,
+        output_tokens=9,
+        attempts=1,
+        ttft_s=0.5,
+        worst_tbt_s=0.1,
+        mean_tpot_s=0.03,
+        ttlt_s=0.74,
+        ended_unix_s=1.0,
+    )
+    both = Slo(ttft_s=1.0, tbt_s=0.02)
+    assert on_the_plane(done, both) == pytest.approx((0.5, 1.5))
+    for verdict, slo in (
+        (done, Slo(ttlt_s=9.0)),
+        (done, Slo(ttft_s=1.0)),
+        (replace(done, finish_reason=FinishReason.DROPPED), both),
+        (replace(done, mean_tpot_s=None, output_tokens=1), both),
+    ):
+        assert on_the_plane(verdict, slo) is None
+
+
+def test_policies_may_carry_settings() -> None:
+    found = parse_policies(
+        "fcfs:chunk_tokens=512, edf,qoserve:alpha_high_s=0.004+safety=1.1,fcfs:chunk_tokens=1024"
+    )
+    assert [one.policy for one in found] == ["fcfs", "edf", "qoserve", "fcfs"]
+    assert found[2].settings == {"alpha_high_s": "0.004", "safety": "1.1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["compare"], "give reports of `slackline load --out`, or --policies"),
+        (["compare", *LOAD, "--rate", "4"], "or --policies"),
+        (["compare", "--policies", "edf"], "with a --trace or --workload"),
+        (["compare", "a.json", "--policies", "edf"], "not both"),
+        (["compare", "a.json", "--json"], "reports are JSON already"),
+        (["compare", "absent.json"], "absent.json"),
+        ([*COMPARE, "--rate", "4", "--policies", ""], "one of the names is empty"),
+        ([*COMPARE, "--rate", "4", "--policies", "edf,,fcfs"], "one of the names is empty"),
+        ([*COMPARE, "--rate", "4", "--policies", "edf,fcfs,edf"], "`edf` is there twice"),
+        ([*COMPARE, "--rate", "4", "--policies", "edf,lifo"], "no policy is called"),
+        ([*COMPARE, "--rate", "4", "--policies", "edf:chunk_tokens"], "expected each KEY=VALUE"),
+        ([*COMPARE, "--rate", "4", "--policies", "edf:chunks=1"], "no setting"),
+        ([*COMPARE, "--rate", "4", "--jobs", "0"], "--jobs must be 1 or more"),
+        ([*COMPARE, "--rate", "4", "--profile", "b900"], "no profile named"),
+        ([*COMPARE, "--rate", "4", "--replicas", "0"], "--replicas must be 1 or more"),
+        ([*COMPARE, "--rate", "4", "--plots", "/dev/null/plots"], "cannot make the folder"),
+        ([*COMPARE, "--rates", "4,x"], "expected different rates"),
+        ([*COMPARE, "--rates", "4,4"], "expected different rates"),
+        ([*COMPARE, "--rates", "4", "--rate", "4"], "either --rate or --rates"),
+        (COMPARE, "--rate is needed"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_what_goes_wrong_in_another_process_is_raised_here() -> None:
+    with pytest.raises(ConfigError, match="b900"):
+        list(run_all([partial(store.read, "b900"), partial(store.read, "cpu-tiny")], 2))
+
+
+BLOCKED = """
+import os, sys
+from functools import partial
+from loadgen.trials.parallel import run_all
+
+def block(fifo):
+    with open(fifo, "w") as out:
+        print("begun", file=out, flush=True)
+        read, write = os.pipe()
+        os.read(read, 1)
+
+if __name__ == "__main__":
+    list(run_all([partial(block, sys.argv[1])] * 2, 2))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_when_it_is_interrupted_or_killed_its_processes_end_too(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    fifo, script = tmp_path / "fifo", tmp_path / "blocked.py"
+    os.mkfifo(fifo)
+    script.write_text(BLOCKED)
+    run = subprocess.Popen(
+        [sys.executable, script, fifo],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        # a process that a shell starts in the background ignores SIGINT by default
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with fifo.open() as output:
+        assert [output.readline(), output.readline()] == ["begun\n"] * 2
+        run.send_signal(number)
+        assert output.read() == ""  # the end of the file: no process has it open any more
+    err = run.communicate()[1]
+    assert run.returncode != 0
+    # the script's own KeyboardInterrupt, which it does not catch, and none of a child's
+    assert number == signal.SIGKILL or err.count("Traceback") <= 2

@@ -1,0 +1,49 @@
+"""`slackline` itself, whatever the command."""
+
+import signal
+from collections.abc import Iterator
+from typing import Never
+
+import pytest
+
+from loadgen.cli import main as cli
+from loadgen.cli.main import INTERRUPTED, main
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """The process handles Ctrl-C after the test as it did before."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
+@pytest.mark.parametrize("words", [["up"], ["simulate", "--help"]])
+def test_ctrl_c_while_a_command_is_imported_ends_without_a_traceback(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> Never:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert main(words) == INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "a second one ends it at once"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["status", "--nope"], "slackline status: unrecognized arguments: --nope"),
+        (["key", "a", "b", "c"], "slackline key: unrecognized arguments: c"),
+        (["--nope"], "slackline: the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_arguments_name_the_command_whose_help_says_more(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{told} (--help says more)\n"

@@ -1,0 +1,208 @@
+"""`slackline search` tries every combination and ranks the best first.
+
+`simulate` and `capacity` agree with its figures.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.cli.main import main
+from loadgen.trials.grid import combinations, own_grid, parse_grid
+from shared.errors import ConfigError
+from shared.policy import registry
+from shared.policy.ascendra.policy import HP, LP, pools
+
+LOAD = ["--workload", "azure-code", "--duration", "15", "--tiers", "demo-3", "--seed", "2"]
+CHUNKS = [
+    "--policy",
+    "fcfs",
+    "--set",
+    "router=round_robin",
+    "--grid",
+    "chunk_tokens=256,1024",
+    "--replicas",
+    "2",
+    "--jobs",
+    "1",
+]
+
+
+def printed(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def of_configuration(one: dict[str, Any]) -> list[str]:
+    """The configuration as options of `simulate` and `capacity`."""
+    return [
+        "--policy",
+        "fcfs",
+        "--set",
+        "router=round_robin",
+        "--set",
+        f"chunk_tokens={one['settings']['chunk_tokens']}",
+        "--replicas",
+        "2",
+    ]
+
+
+def test_at_a_rate_the_fewest_violations_stand_first_and_simulate_finds_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, ["search", *LOAD, *CHUNKS, "--rate", "9"])
+    assert (found["rate_rps"], found["violations"]) == (9.0, None)
+    assert (found["settings"], found["grid"]) == (
+        {"router": "round_robin"},
+        {"chunk_tokens": ["256", "1024"]},
+    )
+    fractions = [one["figures"]["violated_fraction"] for one in found["configurations"]]
+    assert fractions == sorted(fractions) and fractions[0] < fractions[-1]
+    for one in found["configurations"]:
+        simulated = printed(capsys, ["simulate", *LOAD, *of_configuration(one), "--rate", "9"])
+        assert simulated["violated"] == one["figures"]["violated"]
+        assert simulated["settings"] == one["figures"]["settings"]
+
+
+def test_without_a_rate_the_most_capacity_stands_first_and_capacity_finds_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limits = ["--violations", "0.1", "--precision", "0.1"]
+    found = printed(capsys, ["search", *LOAD, *CHUNKS, *limits])
+    assert (found["rate_rps"], found["violations"]) == (None, 0.1)
+    carried = [one["capacity_rps"] for one in found["configurations"]]
+    assert carried == sorted(carried, reverse=True)
+    best = found["configurations"][0]
+    alone = printed(capsys, ["capacity", *LOAD, *of_configuration(best), *limits])
+    assert alone["capacity_rps"] == best["capacity_rps"]
+    assert alone["probes"] == best["probes"]
+
+
+def test_results_do_not_depend_on_the_number_of_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, two = (
+        printed(capsys, ["search", *LOAD, *CHUNKS[:-1], jobs, "--rate", "6"]) for jobs in ("1", "2")
+    )
+    for found in (one, two):
+        for configuration in found["configurations"]:
+            del configuration["figures"]["wall_s"], configuration["figures"]["requests_per_wall_s"]
+    assert one["configurations"] == two["configurations"]
+
+
+def test_people_see_each_configuration_as_it_ends_and_then_all_in_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["search", *LOAD, *CHUNKS, "--rate", "9"]) == 0
+    shown = capsys.readouterr()
+    assert (
+        "[1/2] fcfs:chunk_tokens=256: " in shown.err
+        and "[2/2] fcfs:chunk_tokens=1024: " in shown.err
+    )
+    assert (
+        "fcfs:router=round_robin on azure-code, 9 requests/s; 2 x a100-llama3-8b" in shown.out
+        and "seed 2" in shown.out
+    )
+    table = [line.split() for line in shown.out.splitlines() if line.split()[:1] in (["1"], ["2"])]
+    assert len(table) == 2 and {row[1] for row in table} == {"256", "1024"}
+
+
+def test_ascendra_without_a_grid_searches_what_its_paper_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixed = ["--set", "batch_requests=128", "--set", "worst_batches=1"]
+    words = [
+        "--policy",
+        "ascendra",
+        *fixed,
+        "--replicas",
+        "3",
+        "--definition",
+        "mean-tpot",
+        "--rate",
+        "12",
+        "--jobs",
+        "1",
+    ]
+    found = printed(
+        capsys, ["search", *LOAD[:-4], "--tiers", "ascendra-8b-sharegpt", "--seed", "2", *words]
+    )
+    assert found["grid"] == {"subgroup": ["2L1H", "1L2H"]}, "what is fixed is not searched"
+    by_mix = {
+        one["settings"]["subgroup"]: one["figures"]["violated_fraction"]
+        for one in found["configurations"]
+    }
+    assert by_mix["2L1H"] != by_mix["1L2H"]
+
+
+@given(st.integers(1, 20))
+@settings(deadline=None)
+def test_the_mixes_searched_for_any_number_of_replicas_are_settings_of_the_policy_and_all_different(
+    replicas: int,
+) -> None:
+    tried = combinations(own_grid("ascendra", replicas, {}))
+    mixes = {}
+    for configuration in tried:
+        mix = registry.make("ascendra", configuration).declared.pools
+        if "subgroup" in configuration:
+            mixes[configuration["subgroup"]] = mix
+            assert set(mix) == {LP, HP}
+    assert len({tuple(mix) for mix in mixes.values()}) == len(mixes)
+    assert bool(mixes) == (replicas > 1)
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+@settings(deadline=None)
+def test_pools_of_a_subgroup_are_as_many_as_it_says_and_spread_evenly(low: int, high: int) -> None:
+    found = pools(f"{low}L{high}H")
+    assert (found.count(LP), found.count(HP)) == (low, high)
+    for n in range(1, len(found)):
+        assert abs(found[:n].count(HP) - n * high / (low + high)) <= 1
+
+
+def test_every_combination_is_there_once_with_the_last_key_changing_fastest() -> None:
+    grid = parse_grid(["a=1,2", "b=x,y,z"], {"c": "0"})
+    assert [tuple(one.values()) for one in combinations(grid)] == [
+        ("1", "x"),
+        ("1", "y"),
+        ("1", "z"),
+        ("2", "x"),
+        ("2", "y"),
+        ("2", "z"),
+    ]
+
+
+@pytest.mark.parametrize("word", ["a", "=1,2", "a=", "a=1,,2", "a=1,1", "b=1,2"])
+def test_a_grid_that_says_nothing_clear_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="--grid"):
+        parse_grid(["b=3", word], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--policy", "fcfs"], "say what to try"),
+        (["--policy", "fcfs", "--grid", "chunk=1,2"], "no setting chunk"),
+        (["--policy", "fcfs", "--grid", "chunk_tokens=1,two"], "chunk_tokens"),
+        (["--policy", "ascendra", "--grid", "subgroup=2L1H,0L3H"], "subgroup"),
+        (
+            ["--policy", "fcfs", "--set", "chunk_tokens=1", "--grid", "chunk_tokens=1,2"],
+            "given twice",
+        ),
+        (["--policy", "lifo", "--grid", "chunk_tokens=1,2"], "no policy is called"),
+        (["--policy", "ascendra", "--rate", "2", "--violations", "0.1"], "not both"),
+        (["--policy", "ascendra", "--violations", "2"], "--violations is a fraction"),
+        (["--policy", "ascendra", "--jobs", "0"], "--jobs must be 1 or more"),
+        (["--policy", "ascendra", "--rate", "0"], "--rate must be above 0"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", *LOAD, *words]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1

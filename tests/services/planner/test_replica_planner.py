@@ -1,0 +1,373 @@
+"""A seat's shell: what its inbox joins, what it declines, and what ends it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import structlog
+from msgspec.structs import replace
+
+from services.planner import replica_planner as seats
+from services.planner.config import PlannerConfig
+from services.planner.metrics import PlannerMetrics
+from services.planner.replica_planner import Seat, StaleEpoch
+from services.planner.resync_check import misreported
+from services.planner.service import Planner
+from shared import subjects
+from shared.bus.api import Call, Endpoint
+from shared.columns import pack
+from shared.core.announced import profile_of
+from shared.core.replica.events import (
+    Acked,
+    Answer,
+    HoldDone,
+    NeedResync,
+    Offered,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+)
+from shared.core.replica.replica import ReplicaCore
+from shared.core.tick import Tick
+from shared.errors import BusError
+from shared.policy import registry
+from shared.process.audit import IDLE_S
+from shared.schemas import (
+    Announce,
+    HoldAccepted,
+    Offer,
+    OfferDeclined,
+    PlanAck,
+    PlanRefused,
+    Resync,
+    ResyncEntry,
+    ResyncPage,
+)
+from shared.store.leases import Lease
+from shared.store.presence import Absences
+from shared.telemetry.instruments import Registry
+from shared.telemetry.telemetry import Off
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from tests.simulated.broker import Faults
+from tests.simulated.bus import SimBus, SimNet
+from tests.simulated.virtual_loop import run_virtual
+
+R = ReplicaId("r")
+ANNOUNCE = Announce(
+    replica=R,
+    incarnation="i",
+    at_unix_s=0.0,
+    model="m",
+    engine="sim",
+    profile="a100-llama3-8b",
+    pool="",
+    kv_blocks=100,
+    block_tokens=16,
+    context_tokens=1000,
+    max_slots=4,
+    epoch=0,
+)
+ACK = PlanAck(replica=R, incarnation="i", epoch=1, plan_seq=1, ack_seq=1)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def offer(n: int) -> Offer:
+    return Offer(
+        key=RequestKey(f"a.{n}"),
+        attempt=1,
+        service_class=ServiceClass.STANDARD,
+        tier="chat",
+        slo=Slo(ttft_s=1.0),
+        importance=1.0,
+        application="",
+        arrived_unix_s=0.0,
+        prompt_tokens=10,
+        max_tokens=10,
+        generated_tokens=0,
+        next_due_unix_s=1e12,
+        expires_unix_s=1e12,
+        session="",
+    )
+
+
+class Asked:
+    """A message that wants an answer, and the answers it has had."""
+
+    subject, headers, wants_reply, json = "", dict[str, str](), True, False
+    payload_bytes = 0
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+
+    async def reply(self, msg: object) -> None:
+        self.answers.append(msg)
+
+
+async def a_seat() -> tuple[Seat, SimBus]:
+    net = SimNet(Random(1), Faults())
+    bus = net.connect("planner")
+    lease = Lease(bus.leases, "planner.r", "p", Absences(bus, net.clock))
+    assert await lease.acquire()
+    cfg = PlannerConfig(policy="fcfs")
+    seat = Seat(cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry()))
+    return seat, net.connect("worker")
+
+
+def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
+    async def main() -> list[ReplicaEvent | None]:
+        seat, _ = await a_seat()
+        for n in range(10):
+            seat._on_offer(offer(n), Asked())
+        seat._on_acked(ACK, Asked())
+        for n in range(10, 13):
+            seat._on_offer(offer(n), Asked())
+        return [seat._inbox.take() for _ in range(4)]
+
+    first, ack, second, nothing = run_virtual(main())
+    assert first == Offered([offer(n) for n in range(10)])
+    assert ack == Acked(ACK)
+    assert second == Offered([offer(n) for n in range(10, 13)])
+    assert nothing is None
+
+
+def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+
+    async def main() -> None:
+        seat, _ = await a_seat()
+        handle = seat.core.handle
+
+        def counted(event: ReplicaEvent, *, now_unix_s: float) -> object:
+            if isinstance(event, Offered):
+                sizes.append(len(event.offers))
+            return handle(event, now_unix_s=now_unix_s)
+
+        monkeypatch.setattr(seat.core, "handle", counted)
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        for n in range(100):  # on one connection, as where one admission places a burst
+            seat._on_offer(offer(n), Asked())
+        await asyncio.sleep(0.1)
+        running.cancel()
+
+    run_virtual(main())
+    assert sizes == [100]
+
+
+def test_a_full_inbox_declines_offers_and_still_takes_the_answers_to_holds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(seats, "INBOX_LIMIT", 5)
+
+    async def main() -> list[object]:
+        seat, _ = await a_seat()
+        asked = [Asked() for _ in range(8)]
+        async with seat._chores:
+            for n, call in enumerate(asked):
+                seat._on_offer(offer(n), call)
+        assert len(seat._waiting) == 5
+        return [answer for call in asked for answer in call.answers]
+
+    declined = OfferDeclined(reason="the planner is overloaded")
+    assert run_virtual(main()) == [declined] * 3
+
+
+def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
+    async def main() -> None:
+        seat, worker = await a_seat()
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        refused = PlanRefused(incarnation="i", epoch=seat.epoch + 1, expected_seq=1, reason="stale")
+        await worker.publish(subjects.plan_refused(R), refused)
+        with pytest.raises(StaleEpoch, match="was seen on r"):
+            await running
+
+    run_virtual(main())
+
+
+def test_a_worker_that_reports_requests_without_end_is_not_believed():
+    """Each page says that there are more; the seat keeps none beyond the slots, and asks anew."""
+    asked: list[int] = []
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> bool:
+        seat, worker = await a_seat()
+
+        def answer(resync: Resync, call: Call) -> None:
+            asked.append(resync.page)
+            slot = resync.page % ANNOUNCE.max_slots
+            entry = ResyncEntry(
+                slot=slot, offer=offer(resync.page), computed_tokens=0, generated_tokens=0
+            )
+            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[entry], more=True)
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        endpoint = Endpoint("resync", subjects.resync(R), Resync, answer)
+        await worker.serve("worker", [endpoint], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(1.0)
+        running.cancel()
+        return seat.core.synced
+
+    assert not run_virtual(main())
+    assert asked[:6] == [0, 1, 2, 3, 4, 0]
+    assert max(asked) == ANNOUNCE.max_slots
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([(4, 10, 0, 0)], "a slot that it does not have"),
+        ([(0, 10, 0, 0), (0, 10, 0, 0)], "two requests in one slot"),
+        ([(0, 2**31 - 1, 1, 0)], "more tokens than its context"),
+        ([(0, 10, 2, 12)], "more computed than is known"),
+        ([(0, 10, 10, 19)], "a request whose tokens are all made"),
+        ([(3, 10, 0, 10), (1, 10, 9, 18), (2, 991, 9, 0)], ""),
+    ],
+)
+def test_a_worker_that_reports_what_it_cannot_hold_is_not_believed(
+    entries: list[tuple[int, int, int, int]], reason: str
+) -> None:
+    """Each of these ended the seat, or was never planned."""
+    found = [
+        ResyncEntry(
+            slot=slot,
+            offer=replace(offer(n), prompt_tokens=prompt),
+            generated_tokens=made,
+            computed_tokens=computed,
+        )
+        for n, (slot, prompt, made, computed) in enumerate(entries)
+    ]
+    assert misreported(ANNOUNCE, found) == reason
+
+
+def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> tuple[int, int]:
+        seat, worker = await a_seat()
+
+        def answer(resync: Resync, call: Call) -> None:
+            entries = [
+                ResyncEntry(
+                    slot=slot,
+                    offer=replace(offer(slot), prompt_tokens=90, generated_tokens=2),
+                    generated_tokens=2,
+                    computed_tokens=91,
+                    draft_tokens=91,
+                )
+                for slot in range(2)
+            ]
+            page = ResyncPage(
+                announce=replace(ANNOUNCE, draft_kv_blocks=50), next_seq=1, ack_seq=0,
+                entries=entries, more=False, shared_blocks=5, draft_shared_blocks=4,
+            )  # fmt: skip
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        running.cancel()
+        books = seat.core._books
+        return books.kv.shared, books.draft_kv.shared
+
+    assert run_virtual(main()) == (5, 4)
+
+
+def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> bool:
+        seat, worker = await a_seat()
+        request, refusals = seat._bus.request, [BusError("the connection takes no more")]
+
+        async def once_in_vain(*args: Any, **options: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await request(*args, **options)
+
+        seat._bus.request = once_in_vain  # type: ignore[method-assign]
+
+        def answer(resync: Resync, call: Call) -> None:
+            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(5.0)
+        running.cancel()
+        assert not refusals
+        return seat.core.synced
+
+    assert run_virtual(main())
+
+
+def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
+    """Its request has made all the tokens of the offer, and its end does not come."""
+    core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)
+    core.handle(Synced(ANNOUNCE, 1, 1, 0, []), now_unix_s=0.0)
+    asked = replace(offer(0), max_tokens=1)
+    (hold,) = core.handle(Offered([asked]), now_unix_s=0.0)
+    assert isinstance(hold, SendHold)
+    core.handle(HoldDone(hold.hold.slot, HoldAccepted()), now_unix_s=0.0)
+    (sent,) = core.handle(Tick(), now_unix_s=0.0)
+    assert isinstance(sent, SendPlan)
+    ran = replace(ACK, slots=pack([0]), computed=pack([10]), emitted=pack([1]), exec_s=0.01)
+    assert [type(one) for one in core.handle(Acked(ran), now_unix_s=0.01)] == [NeedResync]
+
+
+def test_an_offer_of_which_nothing_is_left_is_declined() -> None:
+    core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)
+    core.handle(Synced(ANNOUNCE, 1, 1, 0, []), now_unix_s=0.0)
+    whole = replace(offer(0), generated_tokens=10)
+    (answer,) = core.handle(Offered([whole]), now_unix_s=0.0)
+    assert isinstance(answer, Answer) and isinstance(answer.answer, OfferDeclined)
+
+
+def test_another_profile_ends_the_seat():
+    async def main() -> None:
+        seat, _ = await a_seat()
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        seat.heard(replace(ANNOUNCE, profile="another"))
+        with pytest.raises(StaleEpoch, match="another profile"):
+            await running
+
+    run_virtual(main())
+
+
+def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others():
+    async def main() -> tuple[int, list[str], list[str]]:
+        net = SimNet(Random(1), Faults())
+        planner = Planner(
+            PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Off(), Random(2)
+        )
+        worker, stop = net.connect("worker"), asyncio.Event()
+        running = asyncio.create_task(planner.run(stop))
+
+        async def announce(seconds: float) -> None:
+            for _ in range(int(seconds * 4)):
+                await worker.publish(subjects.announce(R), ANNOUNCE)
+                await asyncio.sleep(0.25)
+
+        await announce(2.0)
+        core = planner._seats[R].core
+        core._slots.give_back(0)
+        core._slots.retire(0, 1)  # the slot is free and is not
+        before = len(planner._seats)
+        await announce(IDLE_S)
+        stop.set()
+        await running
+        return before, [type(error).__name__ for error in planner.broken], list(planner._shunned)
+
+    assert run_virtual(main()) == (1, ["ExceptionGroup"], [R])

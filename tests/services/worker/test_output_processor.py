@@ -1,0 +1,160 @@
+"""The text for a client: whole characters, cut before a stop string, the same however the tokens
+are grouped.
+"""
+
+import time
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.output_processor import Speaker
+from shared.schemas import Sampling
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import Slot
+
+SLOT = Slot(7)
+TOKENIZER = Tokenizer.builtin()
+seeded = settings(deadline=None, print_blob=True, max_examples=300)
+# Few letters, so that stop strings begin, fail and overlap often.
+texts = st.text("abé🙂", max_size=40)
+stops = st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=4)
+cuts = st.lists(st.integers(0, 200), max_size=12)
+
+
+def pieces(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    borders = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
+    return [tokens[a:b] for a, b in pairwise(borders)]
+
+
+def expected(text: str, stops: list[str]) -> tuple[str, int | None]:
+    """Text before the stop string that ends first (the longest of those), and how many bytes it
+    takes to see it.
+    """
+    for n in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:n].endswith(stop)]
+        if ending:
+            return text[: n - max(map(len, ending))], len(text[:n].encode())
+    return text, None
+
+
+@seeded
+@given(texts, stops, cuts)
+def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling(stop=stops))
+    wanted, stop_at = expected(text, stops)
+    said, kept, stopped = "", 0, False
+    for piece in pieces(TOKENIZER.encode(text), cuts):
+        spoken = speaker.say(SLOT, piece)
+        said += spoken.text
+        kept += spoken.tokens_kept
+        stopped = spoken.stopped
+        assert wanted.startswith(said)
+    said += speaker.finish(SLOT)
+    assert said == wanted
+    assert stopped == (stop_at is not None)
+    assert kept == (len(text.encode()) if stop_at is None else stop_at)
+
+
+@seeded
+@given(texts, stops, cuts)
+def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    tokens = TOKENIZER.encode(text)
+    said, made, stopped = "", 0, False
+    for piece in pieces(tokens, cuts):
+        speaker = Speaker(TOKENIZER)  # another worker each time
+        speaker.open(SLOT, Sampling(stop=stops), tokens[:made], said)
+        spoken = speaker.say(SLOT, piece)
+        said, made, stopped = said + spoken.text, made + spoken.tokens_kept, spoken.stopped
+        if stopped:
+            break
+    if not stopped:
+        said += speaker.finish(SLOT)
+    assert said == expected(text, stops)[0]
+
+
+@seeded
+@given(texts, stops)
+def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(
+    text: str, stops: list[str]
+) -> None:
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling(stop=stops))
+    spoken = speaker.say(SLOT, TOKENIZER.encode(text))
+    held = "" if spoken.stopped else text[len(spoken.text) :]
+    assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_text_that_the_client_lacks_comes_with_the_next_tokens() -> None:
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling(), TOKENIZER.encode("hello"), "hel")
+    assert speaker.say(SLOT, TOKENIZER.encode("!")).text == "lo!"
+
+
+def test_an_unfinished_character_is_shown_as_such_only_at_the_end() -> None:
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling())
+    assert speaker.say(SLOT, list("日".encode())[:2]) == ("", False, 2)
+    assert speaker.finish(SLOT) == "\ufffd"
+
+
+def test_after_a_stop_nothing_more_is_said_and_slots_are_apart() -> None:
+    speaker, other = Speaker(TOKENIZER), Slot(8)
+    speaker.open(SLOT, Sampling(stop=["END"]))
+    speaker.open(other, Sampling())
+    assert speaker.say(SLOT, TOKENIZER.encode("doneENDmore")) == ("done", True, 7)
+    assert speaker.say(SLOT, TOKENIZER.encode("more")) == ("", True, 0)
+    assert speaker.finish(SLOT) == ""
+    assert speaker.say(other, TOKENIZER.encode("END")) == ("END", False, 3)
+    speaker.close(SLOT)
+    speaker.open(SLOT, Sampling())
+    assert speaker.say(SLOT, TOKENIZER.encode("END")).text == "END"
+
+
+def test_how_long_a_token_takes_to_say() -> None:
+    tokens = TOKENIZER.encode("plain words, one after the other. " * 300)
+    for name, sampling in {
+        "no stop": Sampling(),
+        "two stops": Sampling(stop=["\n\n", "and"]),
+    }.items():
+        speaker = Speaker(TOKENIZER)
+        speaker.open(SLOT, sampling)
+        began_s = time.perf_counter()
+        for token in tokens:
+            speaker.say(SLOT, (token,))
+        each_us = (time.perf_counter() - began_s) / len(tokens) * 1e6
+        print(f"speaker, {name}: {each_us:.2f} us per token")
+
+
+@seeded
+@given(texts, stops, cuts, st.integers(0, 60))
+def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(
+    text: str, stops: list[str], cuts: list[int], least: int
+) -> None:
+    """The built-in tokens are bytes."""
+
+    def cut_at(n: int) -> str | None:
+        ending = [stop for stop in stops if text[:n].endswith(stop)]
+        return (
+            text[: n - max(map(len, ending))] if ending and len(text[:n].encode()) > least else None
+        )
+
+    tokens = list(text.encode())
+    wanted = next(
+        (found for n in range(1, len(text) + 1) if (found := cut_at(n)) is not None), None
+    )
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling(stop=stops, min_tokens=least))
+    said, stopped = "", False
+    for piece in pieces(tokens, cuts):
+        spoken = speaker.say(SLOT, piece)
+        said, stopped = said + spoken.text, spoken.stopped
+        if stopped:
+            break
+    assert stopped == (wanted is not None)
+    assert said + speaker.finish(SLOT) == (text if wanted is None else wanted)

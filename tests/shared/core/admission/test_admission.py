@@ -1,0 +1,108 @@
+"""Requests that no replica holds: how many more may be asked, and who is relegated or refused."""
+
+from random import Random
+
+import pytest
+
+from shared.core.admission.admission import (
+    AdmissionAction,
+    AdmissionCore,
+    AdmissionSettings,
+    Declined,
+    Heard,
+    Opened,
+    Place,
+    Pooled,
+    Refuse,
+    Relegate,
+)
+from shared.core.offer import as_offer
+from shared.policy import registry
+from shared.schemas import Digest, PoolDigest, PoolLane, Record
+from shared.vocabulary import ReplicaId, ServiceClass
+from tests.shared.core.placed_record import placed
+from tests.shared.core.pooled import NOW, pooled
+
+REPLICA = ReplicaId("r")
+FULL = PoolDigest(
+    tokens_s=100.0,
+    lanes=[PoolLane(tenant="a", importance=1.0, weight=1.0, requests=9, tokens=7000)],
+)
+
+
+def digest(replica: ReplicaId = REPLICA) -> Digest:
+    return Digest(
+        replica=replica, incarnation="1", planner="p", at_unix_s=NOW, model="", pool="", waiting=0,
+        running=0, best_effort=0, waiting_prefill_tokens=0, backlog_s=0.0, kv_blocks=999,
+        kv_free_blocks=999, free_slots=8, surplus=True,
+    )  # fmt: skip
+
+
+def declined(record: Record, *, told: bool, pool: PoolDigest = FULL) -> AdmissionAction:
+    """The action after the only replica declined the request."""
+    core = AdmissionCore(registry.router(registry.DEFAULT, {}), Random(1))
+    core.handle(Heard(digest()), now_unix_s=NOW)
+    core.handle(Pooled(pool), now_unix_s=NOW)
+    (place,) = core.handle(Opened(record, told), now_unix_s=NOW)
+    assert isinstance(place, Place)
+    (action,) = core.handle(Declined(record.key, 1, REPLICA), now_unix_s=NOW)
+    core.check()
+    return action
+
+
+@pytest.mark.parametrize(
+    ("replicas", "limit", "left"),
+    [(1, 4, [0]), (2, 4, [1, 0]), (6, 4, [3, 2, 1, 0]), (3, 1, [0]), (3, 9, [2, 1, 0])],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_each_offer_says_how_many_more_replicas_may_be_asked(
+    replicas: int, limit: int, left: list[int], at_once: bool
+) -> None:
+    """`at_once`: its first place is chosen before its record is written."""
+    router = registry.router(registry.DEFAULT, {})
+    core = AdmissionCore(router, Random(1), AdmissionSettings(hop_limit=limit))
+    for n in range(replicas):
+        core.handle(Heard(digest(ReplicaId(f"r{n}"))), now_unix_s=NOW)
+    record, said = pooled("a.1"), []
+    if at_once:
+        first = core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=NOW)
+        assert first is not None
+        said.append(first.hops_left)
+        record = placed(record, first.replica, first.incarnation)
+        core.placed(record, told=True, now_unix_s=NOW)
+        asked = Declined(record.key, record.attempt, first.replica)
+        (action,) = core.handle(asked, now_unix_s=NOW)
+    else:
+        (action,) = core.handle(Opened(record, True), now_unix_s=NOW)
+    while isinstance(action, Place):
+        said.append(action.hops_left)
+        asked = Declined(record.key, action.attempt + 1, action.replica)
+        (action,) = core.handle(asked, now_unix_s=NOW)
+    assert said == left
+    assert isinstance(action, Relegate)
+
+
+def test_it_goes_into_a_pool_with_room() -> None:
+    for told in (True, False):
+        action = declined(pooled("b.1"), told=told)
+        assert isinstance(action, Relegate)
+
+
+def test_a_full_pool_refuses_who_has_not_been_told_yet() -> None:
+    action = declined(pooled("a.1"), told=False)
+    assert isinstance(action, Refuse)
+    assert action.retry_after_s == 26.0  # 7,100 tokens at 100/s; of its 60 s it must be sure in 45
+
+
+def test_a_full_pool_takes_who_was_told_that_it_was_received() -> None:
+    assert isinstance(declined(pooled("a.1"), told=True), Relegate)
+
+
+def test_who_wants_no_best_effort_is_refused_whatever_room_there_is() -> None:
+    empty = PoolDigest(tokens_s=100.0, lanes=[])
+    action = declined(pooled("b.1", allow_relegation=False), told=False, pool=empty)
+    assert isinstance(action, Refuse)
+
+
+def test_more_important_requests_find_room_where_others_do_not() -> None:
+    assert isinstance(declined(pooled("a.1", importance=2.0), told=False), Relegate)

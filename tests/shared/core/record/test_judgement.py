@@ -1,0 +1,203 @@
+"""The four definitions of a met SLO: the delays that each tolerates, and those that it does not."""
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from loadgen.simulator.token_times import measured
+from shared.core.record.judgement import missed
+from shared.measure import Measure
+from shared.vocabulary import Definition, Missed, Slo
+
+DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT = Definition
+CHAT = Slo(ttft_s=1.0, tbt_s=0.1)
+SUMMARY = Slo(ttlt_s=5.0)
+
+
+def measure_of(token_s: Sequence[float], slo: Slo, thinking: int = 0, together: int = 1) -> Measure:
+    """The measure of a request that arrived at 0, as a worker folds it. So many tokens come
+    `together`, when the last of them is made; the worker finds when its thinking has ended.
+    """
+    measure = Measure.begin(slo, 0.0)
+    for begin in range(0, len(token_s), together):
+        some = token_s[begin : begin + together]
+        known = thinking if begin + len(some) >= thinking else None
+        measure = measure.emit(len(some), some[-1], slo, known)
+    return measure
+
+
+def judged(token_s: Sequence[float], slo: Slo = CHAT, thinking: int = 0) -> dict[str, Missed]:
+    """The outcome by each definition."""
+    found = {}
+    for definition in Definition:
+        judging = replace(slo, definition=definition)
+        found[definition.value] = missed(measure_of(token_s, judging, thinking), judging, 0.0)
+    return found
+
+
+def paced(first_s: float, *gaps_s: float) -> list[float]:
+    return [first_s, *(first_s + np.cumsum(gaps_s)).tolist()]
+
+
+N, F, B, L = Missed.NOTHING, Missed.TTFT, Missed.TBT, Missed.TTLT
+
+
+@pytest.mark.parametrize(
+    ("token_s", "slo", "expected"),  # by deadline, mean-tpot, max-tpot-10, ttlt
+    [
+        (paced(0.5, *[0.09] * 20), CHAT, (N, N, N, N)),
+        # late at first, and ahead of its pace at the end
+        (paced(1.2, *[0.05] * 20), CHAT, (F, F, F, N)),
+        # one stall that no slack covers; 0.085 over its first ten tokens
+        (paced(0.9, 0.4, *[0.05] * 19), CHAT, (B, N, N, N)),
+        # ten slow tokens after ten quick ones that bank 0.6 s
+        (paced(0.9, *[0.05] * 10, *[0.12] * 10), CHAT, (N, N, B, N)),
+        # always too slow, from a head start of 0.9 s
+        (paced(0.1, *[0.12] * 20), CHAT, (N, B, B, N)),
+        (paced(0.9, *[0.12] * 20), CHAT, (B, B, B, L)),
+        ([0.9], CHAT, (N, N, N, N)),  # one token has no pace
+        ([1.1], CHAT, (F, F, F, L)),  # its first token is its last
+        (paced(3.0, *[0.5] * 4), SUMMARY, (N, N, N, N)),
+        (paced(3.0, *[0.5] * 5), SUMMARY, (L, L, L, L)),
+        (paced(2.0, *[0.2] * 5), Slo(ttft_s=1.0), (F, F, F, F)),  # nothing else to be held to
+        # its pace counts from its first token
+        (paced(9.0, *[0.09] * 20), Slo(tbt_s=0.1), (N, N, N, N)),
+        (paced(9.0, *[0.11] * 20), Slo(tbt_s=0.1), (B, B, B, L)),
+        (paced(0.5, *[0.09] * 50), Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=4.0), (L, L, L, L)),
+    ],
+)
+def test_each_definition_tolerates_the_delays_that_it_states(
+    token_s: list[float], slo: Slo, expected: tuple[Missed, ...]
+) -> None:
+    assert tuple(judged(token_s, slo).values()) == expected
+
+
+THINKER = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "thinking", "expected"),
+    [
+        (paced(0.9, *[0.049] * 20, *[0.099] * 20), 21, (N, N, N, N)),  # each stage at its own pace
+        # a quick answer does not make up for slow thinking
+        (paced(0.9, *[0.06] * 20, *[0.05] * 30), 21, (B, B, B, N)),
+        # nor quick thinking for a slow answer, except by deadlines, which bank slack
+        (paced(0.9, *[0.02] * 20, *[0.11] * 20), 21, (N, B, B, N)),
+        (paced(0.9, *[0.06] * 20), 21, (B, B, B, L)),  # it ended in thought
+        (paced(0.9, *[0.09] * 20), 0, (N, N, N, N)),  # it never thought
+        (paced(0.9, *[0.049] * 4, *[0.099] * 6), 5, (N, N, N, N)),  # stages shorter than ten tokens
+        (paced(0.9, *[0.049] * 4, *[0.11] * 6), 5, (N, B, B, N)),
+        (paced(0.9, 0.09), 1, (N, N, N, N)),  # all its thought is one token: no pace
+    ],
+)
+def test_each_stage_is_judged_by_its_own_pace(
+    token_s: list[float], thinking: int, expected: tuple[Missed, ...]
+) -> None:
+    assert tuple(judged(token_s, THINKER, thinking).values()) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.floats(0.0, 0.3), min_size=1, max_size=40), st.integers(0, 40), st.floats(0.02, 0.3)
+)
+def test_two_stages_of_one_pace_are_one_stage_by_deadlines_and_by_the_last_token(
+    gaps: list[float], thinking: int, tbt_s: float
+) -> None:
+    token_s, one, two = (
+        np.cumsum(gaps).tolist(),
+        Slo(ttft_s=1.0, tbt_s=tbt_s),
+        Slo(ttft_s=1.0, tbt_s=tbt_s, thinking_tbt_s=tbt_s),
+    )
+    plain, staged = judged(token_s, one), judged(token_s, two, min(thinking, len(token_s)))
+    assert (plain[DEADLINE], plain[TTLT]) == (staged[DEADLINE], staged[TTLT])
+
+
+def test_a_request_without_a_token_is_missed_by_every_definition() -> None:
+    assert set(judged([]).values()) == {Missed.END}
+
+
+outputs = st.lists(st.floats(0.0, 0.3), min_size=1, max_size=60).map(
+    lambda gaps: np.cumsum(gaps).tolist()
+)
+
+
+def plainly(token_s: Sequence[float]) -> float:
+    """The worst mean over each ten tokens, and over the last ten."""
+    spans = [token_s[i : i + 11] for i in range(0, len(token_s) - 10, 10)] + [token_s[-11:]]
+    return max(
+        ((span[-1] - span[0]) / (len(span) - 1) for span in spans if len(span) > 1), default=0.0
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs, st.integers(0, 61), st.integers(1, 6))
+def test_the_worst_ten_tokens_of_each_stage_are_found_in_any_output(
+    token_s: list[float], thinking: int, together: int
+) -> None:
+    slo = Slo(thinking_tbt_s=0.1, tbt_s=0.1, definition=MAX_TPOT_10)
+    at_s = [
+        token_s[min(i // together * together + together, len(token_s)) - 1]
+        for i in range(len(token_s))
+    ]
+    windows = measure_of(token_s, slo, thinking, together).windows
+    assert windows is not None
+    if 0 < thinking < len(at_s):
+        worst_s = (windows.thinking_worst_s, windows.present_s())
+        expected_s = (plainly(at_s[:thinking]), plainly(at_s[thinking - 1 :]))
+    else:
+        worst_s, expected_s = (windows.present_s(),), (plainly(at_s),)
+    assert worst_s == pytest.approx(expected_s, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs, st.integers(0, 61), st.sampled_from(Definition), st.booleans())
+def test_a_measure_of_token_times_is_the_one_that_a_worker_folds(
+    token_s: list[float], thinking: int, definition: Definition, thinks: bool
+) -> None:
+    slo = Slo(ttft_s=0.3, tbt_s=0.1, thinking_tbt_s=0.05 if thinks else None, definition=definition)
+    folded = measure_of(token_s, slo, thinking)
+    times = array("d", token_s)
+    of_times = measured(times, slo, 0.0, folded.thinking_tokens)
+    for name in Measure.__struct_fields__:
+        ours, theirs = getattr(of_times, name), getattr(folded, name)
+        assert ours == theirs or ours == pytest.approx(theirs, abs=1e-9), name
+
+
+def test_a_measure_keeps_its_windows_wherever_it_is_written() -> None:
+    slo = replace(CHAT, definition=MAX_TPOT_10)
+    measure = measure_of(paced(0.5, *[0.02] * 9, 0.5, *[0.02] * 20), slo)
+    moved = msgspec.msgpack.decode(msgspec.msgpack.encode(measure), type=Measure)
+    assert moved == measure
+    assert moved.emit(3, 2.0, slo) == measure.emit(3, 2.0, slo)
+
+
+@settings(deadline=None, max_examples=200)
+@given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
+def test_a_request_that_meets_every_deadline_meets_the_last_one(
+    token_s: list[float], ttft_s: float, tbt_s: float
+) -> None:
+    found = judged(token_s, Slo(ttft_s=ttft_s, tbt_s=tbt_s))
+    assert found[DEADLINE] or not found[TTLT]
+
+
+@settings(deadline=None, max_examples=200)
+@given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
+def test_whole_windows_that_keep_the_pace_keep_it_on_average(
+    token_s: list[float], ttft_s: float, tbt_s: float
+) -> None:
+    found = judged(token_s[: (len(token_s) - 1) // 10 * 10 + 1], Slo(ttft_s=ttft_s, tbt_s=tbt_s))
+    assert found[MAX_TPOT_10] or not found[MEAN_TPOT]
+
+
+@settings(deadline=None, max_examples=100)
+@given(outputs, st.floats(0.05, 6.0))
+def test_a_tier_with_nothing_but_a_ttlt_is_judged_alike_by_all(
+    token_s: list[float], ttlt_s: float
+) -> None:
+    assert len(set(judged(token_s, Slo(ttlt_s=ttlt_s)).values())) == 1

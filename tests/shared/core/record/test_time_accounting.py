@@ -1,0 +1,286 @@
+"""Where a request's time goes: the account adds up to its life, across attempts, and the log tells
+the same as the worker.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.core.worker import WorkerCore
+from shared.columns import pack
+from shared.core.record import record as life
+from shared.core.record.time_accounting import Chunk, Ledger, Spent
+from shared.core.worker.step import TurnDone
+from shared.request_timeline import CAUSES, HAPPENINGS, Account, Diary, Happened, Neighbour, merged
+from shared.schemas import (
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Held,
+    Hold,
+    HoldAccepted,
+    LogEntry,
+    Record,
+    Sampling,
+)
+from shared.store import acklog
+from shared.vocabulary import (
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+)
+
+SLOTS, PROMPT, OUTPUT = 6, 40, 12
+CLOSE_S = 1e-6
+
+
+def new_record(number: int, now_s: float) -> Record:
+    tenant, tier = ("acme", "other")[number % 2], ("chat", "summary")[number // 2 % 2]
+    return Record(
+        key=RequestKey(f"{tenant}.q{number}"),
+        body_key="b",
+        owner="admission-1",
+        state=RecordState.ACTIVE,
+        attempt=0,
+        service_class=ServiceClass.STANDARD,
+        tier=tier,
+        slo=Slo(ttft_s=0.5, tbt_s=0.03),
+        importance=1.0,
+        application="",
+        session="",
+        arrived_unix_s=now_s,
+        expires_unix_s=now_s + 1e6,
+        prompt_tokens=PROMPT,
+        max_tokens=OUTPUT,
+        stream_subject="s",
+    )
+
+
+class Replica:
+    """A worker core whose engine makes up what it did, and its log."""
+
+    def __init__(self, name: str, rng: Random) -> None:
+        self.core = WorkerCore(
+            ReplicaId(name), "i", kv_blocks=1000, block_tokens=16, context_tokens=4096,
+            max_slots=SLOTS,
+        )  # fmt: skip
+        self.core.resync(1, 1)
+        self.rng, self.seq = rng, 0
+        self.log: list[LogEntry] = []
+        self.slots: dict[int, Record] = {}
+
+    def hold(self, record: Record, now_s: float) -> bool:
+        free = [slot for slot in range(SLOTS) if slot not in self.slots]
+        if not free:
+            return False
+        slot = self.rng.choice(free)
+        hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
+        body = Body(
+            prompt=pack([1] * PROMPT), sampling=Sampling(max_tokens=OUTPUT, ignore_eos=True)
+        )
+        assert self.core.hold(hold, record, body, now_unix_s=now_s) == HoldAccepted()
+        self.slots[slot] = record
+        return True
+
+    def iterate(self, now_s: float) -> tuple[float, list[AttemptOver]]:
+        rng, here = self.rng, sorted(self.slots)
+        run = rng.sample(here, rng.randint(0, len(here)))
+        left = [slot for slot in here if rng.random() < 0.04]
+        self.seq += 1
+        predicted_s = rng.choice([0.0, 0.02, 0.1])
+        plan = BatchPlan(
+            replica=self.core.replica, incarnation="i", epoch=1, sync=1, seq=self.seq,
+            slots=pack(run), caps=pack([rng.choice([1, 7, 50]) for _ in run]),
+            predicted_s=predicted_s, decodes_s=predicted_s * rng.random(),
+            released=pack(left), released_why=[rng.choice(["drained", "relegated"]) for _ in left],
+            preempted=pack([slot for slot in here if rng.random() < 0.03]),
+            relegated=pack([slot for slot in here if rng.random() < 0.03]),
+        )  # fmt: skip
+        assert self.core.plan(plan) is None
+        turn = self.core.begin(now_unix_s=now_s)
+        assert turn is not None
+        started_s = now_s + rng.choice([0.0, 0.001, 0.5])
+        exec_s = rng.choice([0.005, 0.02, 0.3])
+        ended_s = started_s + exec_s * rng.choice([0.9, 1.0, 1.1])
+        done = [
+            TurnDone(
+                work.tokens,
+                (5,) if work.emits else (),
+                "a" if work.emits else "",
+                work.limit_reason if work.emits and work.limit == 1 else None,
+            )
+            for work in turn.work
+        ]
+        finished = self.core.finish(
+            done, started_unix_s=started_s, ended_unix_s=ended_s, exec_s=exec_s, idle_s=0.0
+        )
+        self.core.check()
+        self.log.append(finished.ack)
+        if rng.random() < 0.1:
+            self.log = list(self.core.snapshots())
+        for slot, _ in finished.ack.ended:
+            del self.slots[slot]
+        return ended_s, list(finished.overs)
+
+
+def check(account: Account, arrived_s: float) -> None:
+    assert all(account.seconds(cause) >= 0.0 for cause in CAUSES), account
+    assert account.total_s == pytest.approx(account.until_unix_s - arrived_s, abs=CLOSE_S)
+    others_s = account.queue_s + account.beside_s + account.sat_out_s + account.relegated_s
+    assert sum(n.seconds for n in account.neighbours) <= others_s + CLOSE_S
+    assert all(n.seconds >= 0.0 and n.requests > 0 for n in account.neighbours)
+
+
+def alike(one: Diary, other: Diary) -> None:
+    """The same diary, but for the last bits of sums that were added in another order, and for
+    neighbours that were counted before and after a snapshot.
+    """
+    accounts = [(one.account, other.account)]
+    if one.late and other.late:
+        accounts.append((one.late.account, other.late.account))
+    for a, b in accounts:
+        for cause in CAUSES:
+            assert a.seconds(cause) == pytest.approx(b.seconds(cause), abs=CLOSE_S), cause
+        assert {(n.tenant, n.tier) for n in a.neighbours} == {
+            (n.tenant, n.tier) for n in b.neighbours
+        }
+    assert one.happenings == other.happenings
+    assert (one.late is None) == (other.late is None)
+    if one.late and other.late:
+        assert one.late.token == other.late.token
+        assert one.late.due_unix_s == pytest.approx(other.late.due_unix_s)
+        assert one.late.came_unix_s == other.late.came_unix_s
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 1 << 32))
+def test_an_account_adds_up_to_the_life_of_its_request_across_replicas_and_the_log_tells_the_same(
+    seed: int,
+) -> None:
+    rng = Random(seed)
+    replicas = [Replica("r1", rng), Replica("r2", rng)]
+    now_s, records, waiting = 100.0, dict[RequestKey, Record](), list[RequestKey]()
+    for number in range(80):
+        if rng.random() < 0.3:
+            record = new_record(number, now_s)
+            records[record.key] = record
+            waiting.append(record.key)
+        replica = rng.choice(replicas)
+        now_s += rng.choice([0.0, 0.001, 0.2])
+        for key in list(waiting):
+            if len(replica.slots) < SLOTS:
+                records[key] = place(records[key], replica.core.replica, now_s)
+                replica.hold(records[key], now_s)
+                waiting.remove(key)
+        now_s, overs = replica.iterate(now_s)
+        stories = acklog.fold(replica.log, replica.core.replica)
+        for page in replica.core.snapshots():
+            for entry in page.entries:
+                record = records[entry.held.key]
+                story = stories[record.key, record.attempt, "i"]
+                alike(entry.diary, story.resume(record).diary)
+        for over in overs:
+            check(over.resume.diary.account, records[over.key].arrived_unix_s)
+            now_s += rng.choice([0.0, 0.01])
+            after = life.settled(records[over.key], over, "admission-1", now_s)
+            assert after is not None
+            records[over.key] = after
+            if after.verdict is None:
+                waiting.append(over.key)
+    for record in records.values():
+        if record.verdict is not None:
+            check_end(record)
+    assert records
+
+
+def place(record: Record, replica: ReplicaId, now_s: float) -> Record:
+    if record.state == RecordState.RELEGATED:
+        best_effort = ServiceClass.BEST_EFFORT
+        placed = life.drawn(record, "relegation-1", replica, "i", best_effort, now_unix_s=now_s)
+    else:
+        attempt, owner = record.attempt, record.owner
+        placed = life.placed(record, owner, replica, "i", attempt=attempt, now_unix_s=now_s)
+    assert placed is not None
+    return placed
+
+
+def check_end(record: Record) -> None:
+    verdict, diary = record.verdict, record.resume.diary
+    assert verdict is not None
+    check(diary.account, record.arrived_unix_s)
+    assert diary.account.until_unix_s == pytest.approx(verdict.ended_unix_s)
+    assert len(diary.happenings) <= HAPPENINGS
+    times = [happening.at_unix_s for happening in diary.happenings]
+    assert times == sorted(times)
+    held = sum(happening.what is Happened.HELD for happening in diary.happenings)
+    assert held == record.attempt or diary.left_out
+    first = verdict.first_missed
+    assert (first is None) == verdict.slo_met
+    if first is not None:
+        assert first.cause and first.cause_s > 0.0
+        assert first.came_s is not None and first.came_s > first.due_s
+
+
+def held(slot: int, key: str, at_s: float) -> Held:
+    return Held(slot=slot, key=RequestKey(key), attempt=1, tier="chat", at_unix_s=at_s)
+
+
+def decodes(ended_s: float, exec_s: float) -> Spent:
+    return Spent(ended_s, exec_s, 0.0, 0.0)
+
+
+def test_a_request_that_waits_behind_two_prefills_of_others_says_so() -> None:
+    ledger = Ledger("r1")
+    for slot, key in enumerate(("acme.a", "acme.b", "mine.c")):
+        ledger.held(held(slot, key, 10.0), Diary().waited(9.5, 10.0))
+    ledger.ran([0, 1], [Chunk(0, 300, True), Chunk(1, 100, True)], decodes(10.5, 0.4))
+    ledger.ran([0, 1, 2], [Chunk(2, 100, True)], Spent(10.8, 0.3, 0.1, 0.0))
+    account = ledger.diary(2).account
+    assert account.placing_s == pytest.approx(0.5)
+    assert account.queue_s == pytest.approx(0.4)
+    assert account.prefill_s == pytest.approx(0.2)
+    assert account.decodes_s == pytest.approx(0.1)
+    assert account.control_s == pytest.approx(0.1)
+    [whose] = account.neighbours
+    assert (whose.tenant, whose.tier, whose.requests) == ("acme", "chat", 2)
+    assert whose.seconds == pytest.approx(0.4)
+    check(account, 9.5)
+
+
+def test_one_held_while_an_iteration_runs_has_its_part_of_it() -> None:
+    ledger = Ledger("r1")
+    ledger.held(held(0, "acme.a", 10.0), Diary().waited(10.0, 10.0))
+    ledger.held(held(1, "mine.b", 10.3), Diary().waited(10.3, 10.3))
+    ledger.ran([0], [Chunk(0, 300, False)], decodes(10.4, 0.4))
+    account = ledger.diary(1).account
+    assert account.queue_s == pytest.approx(0.1)
+    [whose] = account.neighbours
+    assert (whose.requests, whose.seconds) == (1, pytest.approx(0.1))
+
+
+def test_neighbours_beyond_the_largest_are_summed_up() -> None:
+    each = [Neighbour(f"t{n}", "chat", 1, float(n)) for n in range(1, 8)]
+    found = merged([*each, Neighbour("t7", "chat", 1, 1.0)])
+    assert [(n.tenant, n.requests, n.seconds) for n in found] == [
+        ("t7", 2, 8.0),
+        ("t6", 1, 6.0),
+        ("t5", 1, 5.0),
+        ("t4", 1, 4.0),
+        ("", 3, 6.0),
+    ]
+
+
+def test_a_diary_keeps_the_first_and_the_last_steps() -> None:
+    ledger = Ledger("r1")
+    ledger.held(held(0, "acme.a", 0.0), Diary())
+    for n in range(100):
+        ledger.note(Happened.PREEMPTED, [0], float(n))
+    diary = ledger.leave(0)
+    assert len(diary.happenings) == HAPPENINGS
+    assert diary.left_out == 101 - HAPPENINGS
+    assert diary.happenings[0].what is Happened.HELD
+    assert diary.happenings[-1].at_unix_s == 99.0

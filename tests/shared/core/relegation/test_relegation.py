@@ -1,0 +1,503 @@
+"""The best-effort pool: which request goes to which replica, and when it is over. The core is
+held against a plain one that sorts everything.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.core.load_view import STALE_S, TOKEN_S
+from shared.core.relegation.pool import FORGET_S, Shares
+from shared.core.relegation.relegation import (
+    ALONE_MOST,
+    ALONE_S,
+    Declined,
+    Expire,
+    Gone,
+    Heard,
+    Listed,
+    Place,
+    Queued,
+    RelegationCore,
+    RelegationEvent,
+    RelegationSettings,
+    Taken,
+)
+from shared.core.tick import Tick
+from shared.measure import Measure
+from shared.schemas import Digest, Record, Resume
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+
+NOW = 1000.0
+SETTINGS = RelegationSettings()
+
+
+def record(
+    key: str,
+    *,
+    arrived_s: float = 0.0,
+    importance: float = 1.0,
+    prompt: int = 100,
+    ttft_s: float | None = None,
+    **more: object,
+) -> Record:
+    values: dict[str, object] = {
+        "key": RequestKey(key), "body_key": "", "owner": "", "state": RecordState.RELEGATED,
+        "attempt": 1, "tier": "", "application": "",
+        "service_class": ServiceClass.BEST_EFFORT, "slo": Slo(ttft_s=ttft_s),
+        "importance": importance, "session": "",
+        "arrived_unix_s": NOW + arrived_s, "expires_unix_s": NOW + 1e6, "prompt_tokens": prompt,
+        "max_tokens": 10, "stream_subject": "",
+    }  # fmt: skip
+    return Record(**{**values, **more})  # type: ignore[arg-type]
+
+
+def digest(at_s: float, replica: str = "r", *, surplus: bool = True, **more: object) -> Digest:
+    values: dict[str, object] = {
+        "replica": ReplicaId(replica), "incarnation": "1", "planner": "p", "at_unix_s": NOW + at_s,
+        "model": "", "pool": "", "waiting": 0,
+        "running": 1, "best_effort": 0, "waiting_prefill_tokens": 0, "backlog_s": 0.0,
+        "kv_blocks": 99, "kv_free_blocks": 99,
+        "free_slots": 8, "surplus": surplus,
+    }  # fmt: skip
+    return Digest(**{**values, **more})  # type: ignore[arg-type]
+
+
+def handed(core: RelegationCore, at_s: float, said: Digest | None = None) -> list[Place]:
+    actions = core.handle(Heard(said or digest(at_s)), now_unix_s=NOW + at_s)
+    return [a for a in actions if isinstance(a, Place)]
+
+
+def pool(*records: Record, per_digest: int = 2) -> RelegationCore:
+    core = RelegationCore(RelegationSettings(per_digest=per_digest))
+    assert core.handle(Listed(records), now_unix_s=NOW) == []
+    return core
+
+
+# ---------------------------------------------------------------- its speed
+
+
+@pytest.mark.parametrize("declines", [False, True])
+@pytest.mark.parametrize("full", [0, 1, 9])  # digests without surplus for each one with
+def test_the_speed_of_the_pool_is_that_at_which_requests_leave_it(
+    full: int, declines: bool
+) -> None:
+    core, left, tokens = pool(per_digest=1), 0, 0
+    queued = 0
+    for tick in range(3000):
+        at_s = tick / 10
+        while queued < left + 10:
+            waits = record(f"a.{queued}", arrived_s=at_s, prompt=990)
+            core.handle(Queued(waits), now_unix_s=NOW + at_s)
+            queued += 1
+        surplus = tick % (full + 1) == 0
+        for place in handed(core, at_s, digest(at_s, surplus=surplus)):
+            if declines and left % 2 == 0 and tick % 20 < 10:
+                core.handle(Declined(place.key, place.replica), now_unix_s=NOW + at_s)
+            else:
+                core.handle(Taken(place.key), now_unix_s=NOW + at_s)
+                left, tokens = left + 1, tokens + 1000
+    tokens_s = core.digest(now_unix_s=NOW + 300.0).tokens_s
+    assert tokens_s == pytest.approx(tokens / 300.0, rel=0.15)
+
+
+# ---------------------------------------------------------------- against a plain one
+
+
+@dataclass
+class Plain:
+    """The same decisions by looking at everything, for digests that are 0.1 s apart or more."""
+
+    free: dict[str, Record] = field(default_factory=dict)
+    busy: dict[str, Record] = field(default_factory=dict)
+    given_to: dict[str, str] = field(default_factory=dict)  # the replica of each that is handed out
+    said: dict[str, tuple[Digest, float]] = field(default_factory=dict)
+    debited: set[str] = field(default_factory=set)  # replicas that were given some since they said
+    given: dict[tuple[float, str], float] = field(default_factory=dict)
+    floors: dict[float, float] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+
+    def lanes(self, importance: float) -> set[str]:
+        return {
+            k.split(".")[0]
+            for k, r in (self.free | self.busy).items()
+            if r.importance == importance
+        }
+
+    def enter(self, r: Record) -> None:
+        lane = (r.importance, r.key.split(".")[0])
+        if lane[1] not in self.lanes(r.importance):
+            self.given[lane] = max(self.given.get(lane, 0.0), self.floors.get(r.importance, 0.0))
+        self.free[r.key] = r
+        self.lift(r.importance, 0.0)
+
+    def leave(self, key: str) -> None:
+        r = self.free.pop(key, None) or self.busy.pop(key, None)
+        if r is not None:
+            self.lift(r.importance, self.given[r.importance, r.key.split(".")[0]])
+
+    def lift(self, importance: float, last: float) -> None:
+        present = [self.given[importance, t] for t in self.lanes(importance)]
+        self.floors[importance] = min(present) if present else max(self.floors[importance], last)
+
+    def step(self, event: RelegationEvent, now: float) -> list[object]:
+        actions: list[object] = []
+        match event:
+            case Listed(records):
+                for key in sorted(set(self.free) - {r.key for r in records}):
+                    self.leave(key)
+                for r in records:
+                    if r.key not in self.free and r.key not in self.busy:
+                        self.enter(r)
+            case Queued(r):
+                if r.key not in self.free and r.key not in self.busy:
+                    self.enter(r)
+            case Heard(d):
+                self.said[d.replica] = d, now
+                self.debited.discard(d.replica)
+                if d.accepting and now >= self.not_before.get(d.replica, 0.0):
+                    self.hand_out(d, now, actions)
+            case Taken(key) | Gone(key):
+                self.leave(key)
+            case Declined(key, replica):
+                self.not_before[replica] = now + SETTINGS.declined_s
+                if key in self.busy:
+                    self.free[key] = self.busy.pop(key)
+                    self.given_to.pop(key, None)
+        for r in sorted(self.free.values(), key=lambda r: (r.expires_unix_s, r.key)):
+            if r.expires_unix_s <= now:
+                self.busy[r.key] = self.free.pop(r.key)
+                actions.append(Expire(r.key))
+        return actions
+
+    def hand_out(self, d: Digest, now: float, actions: list[object]) -> None:
+        alone = self.alone(d, now)
+        handed, tokens = 0, 0
+        while handed < d.free_slots and (
+            handed < SETTINGS.per_digest or (handed < alone and tokens < ALONE_S / d.token_s)
+        ):
+            ahead_s = tokens * d.token_s if alone else 0.0
+            ready = [r for r in self.free.values() if d.surplus or attainable(r, d, now, ahead_s)]
+            if not ready:
+                return
+            r = min(
+                ready,
+                key=lambda r: (
+                    -r.importance,
+                    self.given[r.importance, r.key.split(".")[0]],
+                    r.arrived_unix_s,
+                    r.key,
+                ),
+            )
+            computed = r.prompt_tokens + r.resume.measure.tokens
+            handed, tokens = handed + 1, tokens + math.ceil(computed / 16) * 16
+            self.given[r.importance, r.key.split(".")[0]] += r.prompt_tokens
+            self.busy[r.key] = self.free.pop(r.key)
+            self.lift(r.importance, 0.0)
+            service_class = (
+                ServiceClass.STANDARD
+                if attainable(r, d, now, ahead_s)
+                else ServiceClass.BEST_EFFORT
+            )
+            self.given_to[r.key] = d.replica
+            self.debited.add(d.replica)
+            actions.append(Place(r.key, d.replica, d.incarnation, service_class))
+
+    def alone(self, d: Digest, now: float) -> int:
+        """The most requests that a replica with best-effort ones alone is handed."""
+        like = [
+            other.replica
+            for other, at in self.said.values()
+            if now - at <= STALE_S
+            and other.replica not in self.debited
+            and other.accepting
+            and other.surplus
+            and not other.running
+            and not other.waiting
+        ]
+        if d.replica not in like or any(self.given_to.get(key) == d.replica for key in self.busy):
+            return 0
+        return min(math.ceil(len(self.free) / len(like)), int(0.75 * d.free_slots), ALONE_MOST)
+
+
+def attainable(r: Record, d: Digest, now: float, ahead_s: float) -> bool:
+    due = min(r.slo.last_due_unix_s(r.arrived_unix_s), r.slo.first_due_unix_s(r.arrived_unix_s))
+    if r.resume.measure.tokens:
+        due = min(r.slo.last_due_unix_s(r.arrived_unix_s), r.resume.measure.next_due_unix_s)
+    if d.waiting or r.resume.measure.late_tokens or math.isinf(due):
+        return False
+    needed_s = (
+        d.backlog_s
+        + ahead_s
+        + 2 * TOKEN_S * r.prompt_tokens
+        + (0.0 if r.slo.ttlt_s is None else 0.05 * r.max_tokens)
+    )
+    return now + SETTINGS.promote_margin * needed_s <= due
+
+
+KEYS = st.builds("{}.{}".format, st.sampled_from("abc"), st.integers(0, 5))
+# Thirds and sevenths: no deadline falls on the instant at which it is looked at, where rounding
+# would decide.
+RECORDS = st.builds(
+    record,
+    KEYS,
+    arrived_s=st.integers(-5, 5).map(float),
+    importance=st.sampled_from([1.0, 10.0]),
+    prompt=st.integers(1, 999),
+    slo=st.sampled_from(
+        [Slo(), Slo(ttft_s=7 + 1 / 3), Slo(ttlt_s=12 + 1 / 7), Slo(ttft_s=2 + 1 / 3, tbt_s=0.1)]
+    ),
+    resume=st.sampled_from(
+        [
+            Resume(),
+            Resume(measure=Measure(tokens=1, next_due_unix_s=NOW + 9 + 1 / 3)),
+            Resume(measure=Measure(tokens=2, late_tokens=1)),
+        ]
+    ),
+    expires_unix_s=st.integers(2, 30).map(lambda s: NOW + s),
+)
+SAID = st.fixed_dictionaries(
+    {
+        "replica": st.sampled_from(["r", "s"]),
+        "surplus": st.booleans(),
+        "waiting": st.sampled_from([0, 0, 1]),
+        "running": st.sampled_from([0, 1]),
+        "backlog_s": st.sampled_from([0.0, 0.0, 1.0]),
+        "free_slots": st.sampled_from([0, 1, 8]),
+        "accepting": st.sampled_from([True, True, True, False]),
+    }
+)
+RESULTS = st.sampled_from(["taken", "declined", "gone"])
+STEPS = st.one_of(
+    st.tuples(st.just("queued"), RECORDS),
+    st.tuples(st.just("queued"), RECORDS),
+    st.tuples(st.just("listed"), st.lists(RECORDS, max_size=9, unique_by=lambda r: r.key)),
+    st.tuples(st.just("heard"), SAID),
+    st.tuples(st.just("heard"), SAID),
+    st.tuples(st.just("result"), st.tuples(st.integers(0, 9), RESULTS)),
+    st.tuples(st.just("gone"), KEYS),
+    st.tuples(st.just("tick"), st.none()),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(STEPS, max_size=60))
+def test_it_decides_as_one_that_sorts_everything_each_time(
+    steps: Sequence[tuple[str, object]],
+) -> None:
+    core, plain, now = RelegationCore(SETTINGS), Plain(), NOW
+    first: dict[str, Record] = {}
+    out: list[tuple[RequestKey, ReplicaId | None]] = []  # handed to someone, or expiring
+    for kind, value in steps:
+        now += 0.25
+        event: RelegationEvent = Tick()
+        if kind == "queued":
+            assert isinstance(value, Record)
+            event = Queued(first.setdefault(value.key, value))
+        elif kind == "listed":
+            event = Listed([first.setdefault(r.key, r) for r in value])  # type: ignore[attr-defined]
+        elif kind == "heard":
+            event = Heard(digest(now - NOW, **value))  # type: ignore[arg-type]
+        elif kind == "gone":
+            event = Gone(RequestKey(str(value)))
+        elif kind == "result" and out:
+            assert isinstance(value, tuple)
+            result, (key, replica) = value[1], out[value[0] % len(out)]
+            event = (
+                Taken(key)
+                if result == "taken"
+                else Gone(key)
+                if result == "gone" or replica is None
+                else Declined(key, replica)
+            )
+        if isinstance(event, Taken | Gone | Declined):
+            out = [o for o in out if o[0] != event.key]
+        actions = core.handle(event, now_unix_s=now)
+        assert actions == plain.step(event, now)
+        for action in actions:
+            assert action.key not in [key for key, _ in out], "handed twice"
+            out.append((action.key, action.replica if isinstance(action, Place) else None))
+        assert core.waiting == len(plain.free) + len(plain.busy)
+        assert core.idle == (not plain.busy)
+        assert core.wake_at_unix_s() == min(
+            (r.expires_unix_s for r in plain.free.values()), default=None
+        )
+
+
+# ---------------------------------------------------------------- what that means
+
+
+def test_importance_goes_before_age_and_the_older_before_the_younger() -> None:
+    core = pool(
+        record("t.1", arrived_s=-1),
+        record("t.2", arrived_s=-3),
+        record("t.3", importance=5.0),
+        per_digest=8,
+    )
+    assert [p.key for p in handed(core, 1)] == ["t.3", "t.2", "t.1"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(50, 500), min_size=2, max_size=5), st.integers(1, 4))
+def test_equal_tenants_are_given_alike_however_much_each_has_waiting(
+    prompts: list[int], per_digest: int
+) -> None:
+    core = pool(
+        *(record(f"t{t}.{i}", prompt=p) for t, p in enumerate(prompts) for i in range(240)),
+        per_digest=per_digest,
+    )
+    given_tokens = [0] * len(prompts)
+    for turn in range(60):
+        for place in handed(core, 1.0 + turn):
+            tenant = int(place.key[1])
+            given_tokens[tenant] += prompts[tenant]
+            core.handle(Taken(place.key), now_unix_s=NOW + 1.0 + turn)
+        assert max(given_tokens) - min(given_tokens) <= max(prompts)
+
+
+def test_new_names_take_turns_with_the_one_that_was_there_and_do_not_go_first_for_ever() -> None:
+    core = pool(*(record(f"old.{i}") for i in range(100)), per_digest=1)
+    turns = []
+    for turn in range(100):
+        if turn >= 20 and turn % 2:
+            core.handle(
+                Queued(record(f"new{turn}.1", arrived_s=float(turn))), now_unix_s=NOW + turn
+            )
+        turns += [place.key.split(".")[0] for place in handed(core, 1.0 + turn)]
+    assert len(turns) == 100
+    assert 35 <= turns[20:].count("old") <= 45  # 40 new names came
+
+
+def test_a_tenant_that_was_served_alone_owes_nothing_to_a_newcomer() -> None:
+    core = pool(*(record(f"old.{i}", arrived_s=-9) for i in range(50)), per_digest=1)
+    assert all(handed(core, 1.0 + i)[0].key.startswith("old.") for i in range(20))
+    core.handle(
+        Listed(
+            [
+                *(record(f"old.{i}", arrived_s=-9) for i in range(20, 50)),
+                *(record(f"new.{i}") for i in range(50)),
+            ]
+        ),
+        now_unix_s=NOW + 30,
+    )
+    turns = [handed(core, 31.0 + i)[0].key.split(".")[0] for i in range(20)]
+    assert turns.count("old") == turns.count("new") == 10
+
+
+def test_tenants_that_left_long_ago_are_forgotten() -> None:
+    shares = Shares()
+    for i in range(1000):
+        lane = (-1.0 - i % 3, f"t{i}")
+        shares.enter(lane, NOW + i)
+        shares.leave(lane, NOW + i)
+    assert len(shares) <= FORGET_S + 1
+    shares.enter((-1.0, "late"), NOW + 10 * FORGET_S)
+    assert len(shares) == 1
+
+
+def test_a_request_is_promoted_only_where_nothing_standard_waits_and_its_slo_is_attainable() -> (
+    None
+):
+    def class_of(slo: Slo, said: Digest) -> list[ServiceClass]:
+        return [p.service_class for p in handed(pool(record("t.1", slo=slo)), 1.0, said)]
+
+    standard, best_effort = [ServiceClass.STANDARD], [ServiceClass.BEST_EFFORT]
+    assert class_of(Slo(ttft_s=5), digest(1.0, surplus=False)) == standard
+    assert class_of(Slo(ttft_s=5), digest(1.0, surplus=False, waiting=1)) == []
+    assert class_of(Slo(ttft_s=5), digest(1.0, surplus=False, backlog_s=3.0)) == []
+    assert class_of(Slo(ttft_s=5), digest(1.0, backlog_s=3.0)) == best_effort
+    assert class_of(Slo(ttft_s=0.5), digest(1.0)) == best_effort
+    assert class_of(Slo(ttft_s=0.5), digest(1.0, surplus=False)) == []
+    assert class_of(Slo(), digest(1.0, surplus=False)) == []
+
+
+def test_what_is_out_is_neither_handed_again_nor_expired_until_it_was_declined() -> None:
+    core = pool(record("t.1", expires_unix_s=NOW + 3))
+    assert [p.key for p in handed(core, 1)] == ["t.1"]
+    assert handed(core, 2) == []
+    assert core.handle(Tick(), now_unix_s=NOW + 4) == []
+    assert core.wake_at_unix_s() is None
+    assert core.handle(Declined(RequestKey("t.1"), ReplicaId("r")), now_unix_s=NOW + 5) == [
+        Expire(RequestKey("t.1"))
+    ]
+
+
+def test_a_digest_that_comes_twice_hands_out_once() -> None:
+    core = pool(*(record(f"t.{i}") for i in range(9)))
+    said = digest(1.0)
+    assert len(handed(core, 1.0, said)) == 2
+    assert handed(core, 1.2, said) == []
+    assert handed(core, 1.3, digest(0.9)) == []
+    assert len(handed(core, 1.4, digest(1.1))) == 2
+
+
+def test_a_planner_whose_clock_is_far_off_is_given_work_all_the_same() -> None:
+    for skew_s in (-3600.0, -3.0, 3.0, 3600.0):
+        core = pool(*(record(f"t.{i}") for i in range(9)))
+        assert len(handed(core, 1.0, digest(1.0 + skew_s))) == 2
+        assert len(handed(core, 1.1, digest(1.1 + skew_s))) == 2
+
+
+def test_a_replica_without_standard_requests_is_handed_what_it_computes_until_its_next_digest() -> (
+    None
+):
+    def prompts(prompt: int, **more: object) -> int:
+        core = pool(*(record(f"t.{i}", prompt=prompt) for i in range(200)))
+        values = {"running": 0, "token_s": 1e-4, "free_slots": 150, "kv_blocks": 1000}
+        said = digest(1.0, **{**values, "kv_free_blocks": 1000, **more})
+        return len(handed(core, 1.0, said))
+
+    # 0.1 s are 1,000 tokens, in blocks of 16; the last one begins within them
+    assert prompts(96) == 11
+    assert prompts(81) == 11
+    assert prompts(5000) == 2  # as any
+    assert prompts(1) == 63
+    assert prompts(1, token_s=1e-5) == ALONE_MOST
+    assert prompts(1, free_slots=8) == 6  # a quarter is left to others
+    assert prompts(96, running=1) == prompts(96, waiting=1) == 2
+    assert prompts(96, kv_free_blocks=250 + 24) == 4
+    assert prompts(96, kv_free_blocks=250 + 0) == 2
+
+
+def test_what_was_made_before_counts_like_a_prompt() -> None:
+    made = Resume(measure=Measure(tokens=2000, next_due_unix_s=NOW))
+    core = pool(*(record(f"t.{i}", prompt=15, resume=made) for i in range(20)))
+    assert len(handed(core, 1.0, digest(1.0, running=0, free_slots=99))) == 2
+
+
+def test_replicas_without_standard_requests_share_what_waits() -> None:
+    core = pool(*(record(f"t.{i}", prompt=50) for i in range(20)))
+    for replica in "rstu":  # each was heard before
+        core.handle(Heard(digest(0.5, replica, surplus=False)), now_unix_s=NOW + 0.5)
+    for replica in "rstu":
+        core.handle(
+            Heard(digest(1.0, replica, running=0, free_slots=0, kv_blocks=999)),
+            now_unix_s=NOW + 1.0,
+        )
+    got = [
+        len(handed(core, 1.1, digest(1.1, replica, running=0, free_slots=50, kv_free_blocks=999)))
+        for replica in "rstu"
+    ]
+    assert got == [5, 5, 5, 5]
+
+
+def test_a_replica_is_handed_no_more_at_once_before_it_has_answered() -> None:
+    core = pool(*(record(f"t.{i}", prompt=100) for i in range(40)))
+    first = handed(core, 1.0, digest(1.0, running=0, free_slots=50))
+    assert len(first) > 2
+    assert len(handed(core, 1.1, digest(1.1, running=0, free_slots=50))) == 2
+    for place in first:
+        core.handle(Taken(place.key), now_unix_s=NOW + 1.15)
+    assert len(handed(core, 1.2, digest(1.2, running=0, free_slots=50))) == 2  # the two of 1.1
+
+
+def test_what_is_promoted_at_once_can_be_in_time_one_after_the_other() -> None:
+    core = pool(*(record(f"t.{i}", prompt=96, slo=Slo(ttft_s=1.07)) for i in range(20)))
+    classes = [p.service_class for p in handed(core, 1.0, digest(1.0, running=0, free_slots=99))]
+    # each takes 0.01 s, and twice as long must be left
+    assert classes.count(ServiceClass.STANDARD) == 2
+    assert classes.count(ServiceClass.BEST_EFFORT) == 9

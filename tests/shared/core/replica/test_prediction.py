@@ -1,0 +1,350 @@
+"""The tables of `Prediction.launch` and `Reconciliation._predict_again` against real books: every
+case, every column.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from shared.columns import pack
+from shared.core.replica.prediction import Entries, Prediction
+from shared.core.replica.reconciliation import Reconciliation
+from shared.core.replica.request_table import COLUMNS, Books
+from shared.perf.draft import Draft
+from shared.perf.draft_correction import DraftCorrection
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Choice, Phase, Speculation
+from shared.policy.speculation import draft_s
+from shared.schemas import Offer, PlanAck
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.docstring_table import Row, cases, promised
+from tests.shared.policy.views import Linear
+
+NOW, END = 1000.0, 1000.5
+SLOT, PROMPT, TBT_S = 3, 20, 0.1
+LAUNCH, AGAIN = cases(Prediction.launch), cases(Reconciliation._predict_again)
+PHASES = {phase.name: int(phase) for phase in Phase}
+
+
+class HalfASecond(Profile):
+    """Every iteration takes as long."""
+
+    name = "half a second"
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return END - NOW
+
+
+def offer(key: str, generated: int, ttft_s: float | None) -> Offer:
+    slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
+    return Offer(
+        key=RequestKey(key), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
+        slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT,
+        max_tokens=50,
+        generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
+        first_token_unix_s=NOW - 0.2 if generated else math.inf,
+        newest_token_unix_s=NOW - 0.1 if generated else math.inf,
+    )  # fmt: skip
+
+
+class Scene:
+    """One request in real books. `computed` and `generated` are what a worker has of it."""
+
+    def __init__(self, *, ttft_s: float | None, computed: int, generated: int) -> None:
+        self.books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+        self.ahead = Prediction(self.books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+        self.books.add(SLOT, offer("t.a", generated, ttft_s), computed_tokens=computed)
+        self.seq = 0
+
+    def launch(self, cap: int, speculation: Speculation | None = None) -> Entries:
+        slots, caps = np.array([SLOT], dtype=np.int32), np.array([cap], dtype=np.int32)
+        entries = self.ahead.entries(Choice(slots=slots, caps=caps, speculation=speculation))
+        flight = self.ahead.launch(self.seq, entries, NOW + self.seq * (END - NOW), HalfASecond())
+        assert flight.caps.tolist() == [cap], "the scene wants this cap"
+        self.seq += 1
+        return entries
+
+    def acked(self, emitted: int, ended_unix_s: float) -> None:
+        """The decode of the first plan in flight ended, with so many tokens."""
+        flight = self.ahead.flights.popleft()
+        ack = PlanAck(
+            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+            slots=pack([SLOT]), computed=pack([emitted]), emitted=pack([emitted]),
+            ended_unix_s=ended_unix_s,
+        )  # fmt: skip
+        Reconciliation(self.books, self.ahead).reconcile(flight, ack)
+        self.ahead.retime(ended_unix_s, HalfASecond())
+
+    def newest_unix_s(self) -> float:
+        return self.row()["newest_token_unix_s"]
+
+    def row(self) -> Row:
+        self.ahead.date_newest_tokens()
+        at = self.books.row_of[SLOT]
+        return {name: getattr(self.books, name)[at].item() for name in COLUMNS}
+
+
+def drafts(depth: int) -> Speculation:
+    return Speculation(
+        method="chain", depth=np.array([depth], dtype=np.int32),
+        width=np.array([1], dtype=np.int32),
+        budget_tokens=100, needed_limit_tokens=100,
+    )  # fmt: skip
+
+
+LAUNCHES: dict[str, tuple[Scene, int, Speculation | None]] = {
+    "chunk": (Scene(ttft_s=2.0, computed=0, generated=0), 8, None),
+    "last chunk": (Scene(ttft_s=2.0, computed=12, generated=0), 8, None),
+    "no TTFT": (Scene(ttft_s=None, computed=12, generated=0), 8, None),
+    "resumed": (Scene(ttft_s=2.0, computed=12, generated=5), 13, None),
+    "decode": (Scene(ttft_s=2.0, computed=24, generated=5), 1, None),
+    "drafting": (Scene(ttft_s=2.0, computed=24, generated=5), 4, drafts(3)),
+}
+
+
+def test_every_case_of_the_table_has_a_scene() -> None:
+    assert list(LAUNCH) == list(LAUNCHES)
+    assert list(AGAIN) == list(AGAINS)
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_launch_changes_the_books_as_its_table_says(case: str) -> None:
+    scene, cap, speculation = LAUNCHES[case]
+    before = scene.row()
+    entries = scene.launch(cap, speculation)
+    names = {
+        **PHASES, "cap": cap, "c": before["computed_tokens"],
+        "end": END + scene.ahead.flights[0].draft_s,
+        "blocks": int(entries.blocks[0]),
+        "unsure": min(cap - 1, int(speculation.depth[0])) if speculation is not None else 0,
+    }  # fmt: skip
+    assert scene.row() == pytest.approx(promised(LAUNCH[case], before, names))
+    assert scene.books.live == 1
+
+
+def test_a_request_that_makes_its_last_token_leaves_the_live_rows() -> None:
+    scene = Scene(ttft_s=2.0, computed=PROMPT + 48, generated=49)
+    scene.launch(1)
+    assert (scene.books.live, scene.books.used) == (0, 1)
+
+
+# The plans in flight, by their caps; then what the worker did of the first: positions, tokens.
+AGAINS: dict[str, tuple[list[int], int, int]] = {
+    "found": ([4, 4], 4 + 6, 0),
+    "ends behind": ([4, 8], 4 + 10, 0),
+    "ends here": ([4, 4], PROMPT, 1),
+    "no room": ([4, 4], 0, 0),
+    "no room, last": ([PROMPT, 1], 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", AGAINS)
+def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> None:
+    caps, computed, emitted = AGAINS[case]
+    scene = Scene(ttft_s=2.0, computed=0, generated=0)
+    for cap in caps:
+        scene.launch(cap)
+    before = scene.row()
+    ended = END + 0.01
+    flight = scene.ahead.flights.popleft()
+    cached = max(computed - caps[0], 0)
+    ack = PlanAck(
+        replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+        slots=pack([SLOT]), computed=pack([computed]), emitted=pack([emitted]),
+        cached=pack([cached]) if cached else b"", ended_unix_s=ended,
+    )  # fmt: skip
+    landing = Reconciliation(scene.books, scene.ahead).reconcile(flight, ack)
+    assert landing.missed == 1
+    after = scene.row()
+    names = {
+        **PHASES, "found": computed - caps[0], "cap": caps[0], "has": 0, "inf": math.inf,
+        "target": PROMPT, "ended": ended, "end_behind": scene.ahead.flights[0].end_unix_s,
+    }  # fmt: skip
+    expected = promised(AGAIN[case], before, names)
+    del after["kv_held_blocks"], expected["kv_held_blocks"]  # the table leaves it to _hold_kv
+    assert after == pytest.approx(expected)
+    scene.books.check()
+
+
+def test_the_newest_token_comes_when_the_last_plan_that_makes_one_ends() -> None:
+    scene = Scene(ttft_s=2.0, computed=24, generated=5)
+    scene.launch(1)
+    scene.launch(1)
+    scene.acked(1, END + 0.2)
+    assert scene.newest_unix_s() == END + 0.2 + (END - NOW)  # the plan behind moved too
+    scene.acked(1, END + 0.9)
+    assert scene.newest_unix_s() == END + 0.9
+
+
+def test_a_token_that_did_not_come_is_not_the_newest() -> None:
+    scene = Scene(ttft_s=2.0, computed=24, generated=5)
+    before = scene.newest_unix_s()
+    scene.launch(1)
+    scene.acked(0, END)
+    assert scene.newest_unix_s() == before
+
+
+def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
+    leapt, stepped = (Scene(ttft_s=2.0, computed=24, generated=5) for _ in range(2))
+    for scene in (leapt, stepped):
+        scene.launch(1)
+    leapt.ahead.leap(3, NOW + 3 * (END - NOW), HalfASecond())
+    for iteration in range(3):
+        stepped.acked(1, NOW + (iteration + 1) * (END - NOW))
+        stepped.launch(1)
+    assert leapt.row() == pytest.approx(stepped.row())
+    leapt.ahead.flights.clear()  # what is left without the plan in flight
+    stepped.ahead.flights.clear()
+    assert leapt.newest_unix_s() == stepped.newest_unix_s() == NOW + 3 * (END - NOW)
+
+
+def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_have() -> None:
+    """Three decodes of 24 tokens want to draft three deep: room for 28 positions, seven blocks of
+    four, for each. 16 blocks have room for two; the third decodes. Those two then go on drafting,
+    even if the third comes first in the plan. When one has gone, the third drafts.
+    """
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16)
+    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    for slot in (0, 1, 2):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+
+    def drafting(order: list[int], accepted: int) -> list[int]:
+        """The slots that draft in the next iteration, of which each accepts so many drafts."""
+        n = len(order)
+        column = np.full(n, 3, dtype=np.int32)
+        speculation = Speculation("chain", column, np.ones(n, dtype=np.int32), 1 << 20)
+        choice = Choice(slots=np.array(order), caps=column + np.int32(1), speculation=speculation)
+        entries = ahead.entries(choice)
+        flight = ahead.launch(0, entries, NOW, HalfASecond())
+        books.check()
+        assert entries.speculation is not None
+        of = [slot for slot, depth in zip(order, entries.speculation.depth, strict=True) if depth]
+        assert all(
+            cap == (4 if slot in of else 1) for slot, cap in zip(order, entries.caps, strict=True)
+        )
+        ahead.flights.popleft()
+        made = pack([1 + accepted if slot in of else 1 for slot in order])
+        ack = PlanAck(
+            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+            slots=pack(order), computed=made, emitted=made,
+            drafted=pack([3 if slot in of else 0 for slot in order]), ended_unix_s=END,
+        )  # fmt: skip
+        Reconciliation(books, ahead).reconcile(flight, ack)
+        books.check()
+        return of
+
+    assert drafting([0, 1, 2], 0) == [0, 1]
+    assert books.draft_held_blocks[books.row_of[[0, 1, 2]]].tolist() == [7, 7, 0]
+    assert drafting([2, 0, 1], 0) == [0, 1]
+    books.remove(0)
+    assert drafting([1, 2], 0) == [1, 2]
+
+
+def test_draft_kv_that_requests_share_counts_once_and_is_free_only_when_the_last_has_left() -> None:
+    """Two decodes of 24 tokens draft three deep, in seven blocks of four each. Their first six hold
+    the same. When one of them leaves, or loses its KV, all of it may be what the other has.
+    """
+
+    def drafting() -> tuple[Books, Prediction]:
+        books = Books(
+            slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16
+        )
+        ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+        for slot in (0, 1):
+            books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+        launch(ahead)
+        ahead.flights.popleft()
+        assert books.draft_free_blocks() == 2
+        ahead.share(0, 6)
+        assert books.draft_free_blocks() == 8
+        return books, ahead
+
+    def launch(ahead: Prediction) -> None:
+        depth, width = np.full(2, 3, dtype=np.int32), np.ones(2, dtype=np.int32)
+        speculation = Speculation("chain", depth, width, 1 << 20)
+        choice = Choice(slots=np.array([0, 1]), caps=depth + np.int32(1), speculation=speculation)
+        ahead.launch(0, ahead.entries(choice), NOW, HalfASecond())
+
+    books, ahead = drafting()
+    books.remove(0)
+    assert books.draft_free_blocks() == 9
+    ahead.share(0, 0)
+    assert books.draft_free_blocks() == 9
+
+    books, ahead = drafting()
+    ahead.preempt(0)
+    assert books.draft_free_blocks() == 9
+    ahead.share(0, 6)  # the ack of a plan from before
+    assert books.draft_free_blocks() == 9
+    ahead.launch(
+        1, ahead.entries(Choice(slots=np.array([1]), caps=np.array([1]))), NOW, HalfASecond()
+    )
+    ahead.share(0, 6)
+    assert books.draft_free_blocks() == 9
+    ahead.flights.clear()
+    ahead.share(0, 0)  # and of that which drops it
+    assert books.draft_free_blocks() == 9
+
+
+def test_draft_kv_that_turns_out_to_be_shared_no_more_is_not_promised_again() -> None:
+    """The worker freed a request that shared before its end was reported."""
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=10)
+    for slot in (0, 1):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+    books.share(0, 6)
+    assert books.draft_free_blocks() == 4
+    books.share(0, 0)
+    books.check()
+    assert books.draft_free_blocks() == 0
+    books.remove(0)
+    books.check()
+    assert books.draft_free_blocks() == 4
+
+
+def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000)
+    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    for slot in (0, 1):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+
+    def begins(*depths: int) -> bool:
+        depth = np.array(depths, dtype=np.int32)
+        speculation = Speculation("chain", depth, np.ones(len(depths), dtype=np.int32), 1 << 20)
+        choice = Choice(
+            slots=np.arange(len(depths)), caps=depth + np.int32(1), speculation=speculation
+        )
+        return ahead.launch(0, ahead.entries(choice), NOW, HalfASecond()).draft_begins
+
+    assert not begins(0, 0)
+    assert begins(2, 0)
+    assert not begins(2, 0)
+    assert begins(2, 2)
+    assert not begins(2, 2)
+    ahead.preempt(1)
+    books.phase[books.row_of[1]] = Phase.DECODE  # its KV is computed again
+    assert begins(2, 2)
+    assert not begins(2, 2)
+
+
+@pytest.mark.parametrize(("chains", "steps"), [(False, [3, 1, 1]), (True, [3, 3, 3])])
+def test_an_engine_of_chains_is_charged_as_many_steps_for_all_as_for_the_deepest(
+    chains: bool, steps: list[int]
+) -> None:
+    """vLLM drafts three deep for all three, whatever of that is kept. Trees grow as planned."""
+    draft = Draft(Linear(), 1.0, 1.0)
+    books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+    ahead = Prediction(books, DraftCorrection(draft), chains=chains)
+    for slot in range(3):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+    depth, one = np.array([3, 1, 1], dtype=np.int32), np.ones(3, dtype=np.int32)
+    choice = Choice(
+        slots=np.arange(3), caps=depth + one, speculation=Speculation("chain", depth, one, 100)
+    )
+    flight = ahead.launch(0, ahead.entries(choice), NOW, Linear())
+    wanted = np.array(steps, dtype=np.int32)
+    context = np.full(3, 25, dtype=np.int32)
+    assert flight.draft_s == pytest.approx(
+        draft_s(draft, depth=wanted, width=one, context=context, missing=one)
+    )

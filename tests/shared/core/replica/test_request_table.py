@@ -1,0 +1,83 @@
+"""The columns of the books: declared once, in `Rows` and `BookRows`; all else follows."""
+
+from dataclasses import fields
+
+import numpy as np
+
+from shared.core.replica.request_table import COLUMNS, Books
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Rows, View
+from shared.schemas import Offer
+from shared.vocabulary import RequestKey, ServiceClass, Slo
+
+
+class Linear(Profile):
+    name = "linear"
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return 0.01
+
+
+def offer(number: int) -> Offer:
+    return Offer(
+        key=RequestKey(f"t.{number}"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
+        slo=Slo(ttft_s=1.0, tbt_s=0.1), importance=float(number), application=f"a{number}",
+        arrived_unix_s=1000.0 + number, prompt_tokens=10 + number, max_tokens=20,
+        next_due_unix_s=1001.0 + number, expires_unix_s=2000.0 + number,
+    )  # fmt: skip
+
+
+def row(books: Books, slot: int) -> dict[str, object]:
+    return {name: getattr(books, name)[books.row_of[slot]].item() for name in COLUMNS}
+
+
+def books_with(slots: range) -> Books:
+    books = Books(slots=8, kv_blocks=100, block_tokens=4, context_tokens=100)
+    for slot in slots:
+        books.add(slot, offer(slot))
+    return books
+
+
+def test_every_column_is_allocated_with_its_declared_dtype() -> None:
+    books = books_with(range(0))
+    for name, dtype in COLUMNS.items():
+        column = getattr(books, name)
+        assert (column.dtype, column.shape) == (np.dtype(dtype), (8,)), name
+    own = {"restarts", "draft_held_blocks", "expires_unix_s", "begin_by_unix_s", "tenant", "turn"}
+    assert set(COLUMNS) == {field.name for field in fields(Rows)} | own
+
+
+def test_a_view_shows_every_column_that_policies_see_under_its_own_name() -> None:
+    books = books_with(range(5))
+    books.leave(1)
+    view = books.view(1000.0, Linear())
+    assert isinstance(view, View)
+    assert view.rows == 4
+    for field in fields(Rows):
+        shown, column = getattr(view, field.name), getattr(books, field.name)
+        assert np.shares_memory(shown, column), field.name
+        assert shown.tolist() == column[:4].tolist(), field.name
+
+
+def test_a_row_keeps_all_its_columns_wherever_it_moves() -> None:
+    books = books_with(range(6))
+    before = {slot: row(books, slot) for slot in range(6)}
+    books.leave(0)
+    books.leave(3)
+    books.come_back(0)
+    books.remove(1)
+    for slot in (0, 2, 3, 4, 5):
+        assert row(books, slot) == before[slot], slot
+    books.check()
+
+
+def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
+    books = books_with(range(1))
+    fresh = row(books, 0)
+    for name in COLUMNS:
+        if name != "slot":
+            getattr(books, name)[books.row_of[0]] = 1
+    books.remove(0)
+    books.add(0, offer(0))
+    assert row(books, 0) == fresh

@@ -1,0 +1,123 @@
+"""A request as its worker holds it."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from services.worker.core.worker import WorkerCore
+from shared.columns import pack
+from shared.core.worker.held_request import HeldRequest
+from shared.core.worker.step import TurnDone
+from shared.schemas import (
+    BatchPlan,
+    Body,
+    Hold,
+    HoldAccepted,
+    LogEntry,
+    Record,
+    Resume,
+    Sampling,
+)
+from shared.store.acklog import fold
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.placed_record import placed
+
+RECORD = Record(
+    key=RequestKey("t.q"), body_key="b", owner="a", state=RecordState.ACTIVE, attempt=1,
+    service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=1.0), importance=1.0,
+    application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
+    prompt_tokens=4, max_tokens=40, stream_subject="s",
+)  # fmt: skip
+
+
+def test_it_ends_where_its_record_says_if_that_is_before_what_was_asked_for() -> None:
+    """Admission cuts an answer to the fleet's longest context. A replica with a longer one came
+    later, and held the request for ever: its planner counts to the record's end.
+    """
+    body = Body(prompt=pack([1, 2, 3, 4]), sampling=Sampling(max_tokens=40))
+    for most in (40, 7):
+        record = replace(RECORD, max_tokens=most)
+        held = HeldRequest.begin(0, record, body, eos_token_ids=frozenset(), end_of_thinking=None)
+        work = held.work(4, 0, context_tokens=4096)
+        assert (work.limit, work.limit_reason) == (most, FinishReason.LENGTH)
+
+
+class Attempt:
+    """An attempt at a request with a prompt of 100 tokens, of which the engine finds some."""
+
+    def __init__(self, resume: Resume | None = None) -> None:
+        replica = ReplicaId("r1")
+        self.worker = WorkerCore(
+            replica, "i", kv_blocks=100, block_tokens=16, context_tokens=4096, max_slots=4
+        )
+        self.worker.resync(1, 1)
+        self.log: list[LogEntry] = []
+        record = replace(RECORD, prompt_tokens=100, resume=resume or Resume())
+        self.record = record = placed(record, replica, "i")
+        hold = Hold(epoch=1, sync=1, slot=0, key=record.key, attempt=record.attempt)
+        body = Body(prompt=pack([1] * 100), sampling=Sampling(max_tokens=40))
+        assert self.worker.hold(hold, record, body, now_unix_s=0.0) == HoldAccepted()
+
+    def run(self, computed: int, cached: int, tokens: int, *, preempt: bool = False) -> None:
+        seq = self.worker.next_seq
+        plan = BatchPlan(
+            replica=ReplicaId("r1"), incarnation="i", epoch=1, sync=1, seq=seq, slots=pack([0]),
+            caps=pack([max(1, computed - cached)]), predicted_s=0.05,
+            preempted=pack([0]) if preempt else b"",
+        )  # fmt: skip
+        assert self.worker.plan(plan) is None
+        assert self.worker.begin(now_unix_s=seq) is not None
+        did = TurnDone(computed, (7,) * tokens, "x" * tokens, None, cached=cached)
+        finished = self.worker.finish(
+            [did], started_unix_s=seq, ended_unix_s=seq + 0.5, exec_s=0.5, idle_s=0.0
+        )
+        self.log.append(finished.ack)
+        self.worker.check()
+
+    def leave(self) -> Resume:
+        """The output as the worker gives it back. The log says the same of it, from its beginning
+        as from a snapshot on.
+        """
+        told = [self._lost(self.log), self._lost(self.worker.snapshots())]
+        self.worker.drain()
+        ended = self.worker.between()
+        assert ended is not None
+        resume = ended.overs[0].resume
+        assert [one.cached_tokens for one in told] == [resume.cached_tokens] * 2
+        return resume
+
+    def _lost(self, log: Sequence[LogEntry]) -> Resume:
+        """The output as admission takes it from the log of a worker that is gone."""
+        record = self.record
+        return fold(log, ReplicaId("r1"))[record.key, record.attempt, "i"].resume(record)
+
+
+def test_usage_counts_the_cached_tokens_of_a_prompt_however_it_is_chunked() -> None:
+    for chunks in (
+        [(100, 80, 1)],
+        [(90, 80, 0), (10, 0, 1)],
+        [(0, 0, 0), (81, 80, 0), (9, 0, 0), (10, 0, 1)],  # it finds no room at first
+    ):
+        attempt = Attempt()
+        for computed, cached, tokens in chunks:
+            attempt.run(computed, cached, tokens)
+        attempt.run(1, 0, 1)
+        assert attempt.leave().cached_tokens == 80
+
+
+def test_what_a_request_finds_again_after_a_preemption_or_a_move_is_no_cached_token() -> None:
+    preempted = Attempt()
+    preempted.run(90, 32, 0)
+    preempted.run(100, 80, 1, preempt=True)
+    preempted.run(101, 96, 1, preempt=True)
+    resume = preempted.leave()
+    assert resume.cached_tokens == 32
+    for found in (0, 32):  # moved with a part of its prompt
+        first = Attempt()
+        first.run(90, found, 0)
+        moved = Attempt(first.leave())
+        moved.run(100, 80, 1)
+        assert moved.leave().cached_tokens == found
+    moved = Attempt(resume)
+    moved.run(102, 96, 1)
+    assert moved.leave().cached_tokens == 32
