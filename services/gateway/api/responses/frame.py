@@ -113,8 +113,12 @@ class _Text:
 
     def __init__(self, item_id: str) -> None:
         self.id = item_id
-        self.text = ""
+        self.texts: list[str] = []
         self.logprobs: list[ContentLogprob] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
     def item(self, status: str) -> MessageItem:
         return MessageItem(id=self.id, status=status, content=[self.part()])
@@ -128,14 +132,14 @@ class _Call:
 
     def __init__(self, item_id: str, call_id: str, name: str) -> None:
         self.id, self.call_id, self.name = item_id, call_id, name
-        self.arguments = ""
+        self.arguments: list[str] = []
 
     def item(self, status: str) -> CallItem:
         return CallItem(
             id=self.id,
             call_id=self.call_id,
             name=self.name,
-            arguments=self.arguments,
+            arguments="".join(self.arguments),
             status=status,
         )
 
@@ -158,12 +162,12 @@ class ResponseFrame:
         calls = message.tool_calls or []
         if message.content or not calls:
             text = _Text(self._item_id("msg"))
-            text.text, text.logprobs = message.content or "", _likely(choice.logprobs)
+            text.texts, text.logprobs = [message.content or ""], _likely(choice.logprobs)
             self._output.append(text.item(self._status if not calls else "completed"))
         for call in calls:
             function = call.function
             made = _Call(self._item_id("fc"), call.id or "", function.name or "")
-            made.arguments = function.arguments
+            made.arguments = [function.arguments]
             last = call is calls[-1]
             self._output.append(made.item(self._status if last else "completed"))
         return encode(self._reply(self._status, so_far))
@@ -224,7 +228,7 @@ class ResponseFrame:
     def _say(self, text: str, logprobs: list[ContentLogprob]) -> bytes:
         begun = b"" if isinstance(self._open, _Text) else self._begin_text()
         assert isinstance(self._open, _Text)
-        self._open.text += text
+        self._open.texts.append(text)
         self._open.logprobs += logprobs
         return begun + self._event(
             "response.output_text.delta",
@@ -241,7 +245,7 @@ class ResponseFrame:
 
     def _argue(self, arguments: str) -> bytes:
         assert isinstance(self._open, _Call)
-        self._open.arguments += arguments
+        self._open.arguments.append(arguments)
         return self._event(
             "response.function_call_arguments.delta", item_id=self._open.id, delta=arguments
         )
@@ -269,7 +273,7 @@ class ResponseFrame:
                     "response.function_call_arguments.done",
                     item_id=call.id,
                     name=call.name,
-                    arguments=call.arguments,
+                    arguments="".join(call.arguments),
                 )
         item = self._open.item(status)
         written += self._event("response.output_item.done", item=item)
