@@ -493,7 +493,8 @@ class OfferInDoubt(Struct, frozen=True, kw_only=True, tag="in_doubt"):
     reason: str = ""
 
 
-OfferAnswer = OfferAccepted | OfferDeclined | OfferNotReady | OfferInDoubt
+CertainAnswer = OfferAccepted | OfferDeclined | OfferNotReady
+OfferAnswer = CertainAnswer | OfferInDoubt
 
 
 class Digest(Struct, frozen=True, kw_only=True):
@@ -621,23 +622,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     body_key: str = ""
 
 
-class HoldAccepted(Struct, frozen=True, kw_only=True, tag="accepted"):
-    """The worker holds the attempt under this slot."""
-
-
-class HoldDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
-    """The worker does not hold the attempt."""
-
-    reason: str
-
-
-class HoldInDoubt(Struct, frozen=True, kw_only=True, tag="in_doubt"):
-    """The planner's picture of the worker is wrong: only a resync tells what the worker holds."""
-
-    reason: str
-
-
-HoldAnswer = HoldAccepted | HoldDeclined | HoldInDoubt
+# No answer in time counts as in doubt: only a resync tells what the worker holds.
+HoldAnswer = OfferAccepted | OfferDeclined | OfferInDoubt
 
 
 class Selection(Struct, frozen=True, kw_only=True):

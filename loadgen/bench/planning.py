@@ -26,7 +26,7 @@ from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
 from shared.perf import profile_file as profiles
 from shared.policy import registry
-from shared.schemas import Announce, HoldAccepted, Offer, ResyncEntry
+from shared.schemas import Announce, Offer, OfferAccepted, ResyncEntry
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 
 PART = "planning step"
@@ -175,7 +175,7 @@ class Bench:
             if isinstance(action, SendPlan):
                 self._worker.receive(action.plan)
             elif isinstance(action, SendHold):
-                self._feed(HoldDone(action.hold.slot, HoldAccepted()))
+                self._feed(HoldDone(action.hold.slot, OfferAccepted()))
 
     def _refill(self) -> None:
         """Offers requests until enough of those taken have not ended their prefill. One with a
@@ -191,7 +191,7 @@ class Bench:
             for action in actions:
                 if isinstance(action, SendHold):
                     self._worker.hold(action.hold.slot, offer.prompt_tokens)
-                    self._feed(HoldDone(action.hold.slot, HoldAccepted()))
+                    self._feed(HoldDone(action.hold.slot, OfferAccepted()))
 
     def _offer(self) -> Offer:
         self._offers += 1

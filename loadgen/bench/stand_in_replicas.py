@@ -21,8 +21,8 @@ from shared.schemas import (
     Announce,
     BatchPlan,
     Hold,
-    HoldAccepted,
     Offer,
+    OfferAccepted,
     OfferAnswer,
     PlanAck,
     Resync,
@@ -105,7 +105,7 @@ class StandInReplica:
 
     def on_hold(self, hold: Hold, call: Call) -> None:
         self._worker.hold(hold.slot, PROMPT_TOKENS)
-        self._chores.spawn(call.reply(HoldAccepted()), "bench.hold")
+        self._chores.spawn(call.reply(OfferAccepted()), "bench.hold")
 
     def on_resync(self, resync: Resync, call: Call) -> None:
         """Answered between two iterations: with requests that all decode, as after a start."""

@@ -239,18 +239,8 @@ class VirtualFleet:
 
     def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
         assert record.replica is not None
-        key, attempt, replica = record.key, record.attempt, record.replica
-        match answer:
-            case OfferAccepted():
-                self._admit(admission.Taken(key, attempt))
-            case OfferDeclined():
-                self._admit(admission.Declined(key, attempt, replica, answer.earliest_s))
-            case OfferNotReady():
-                self._admit(admission.Unplanned(key, attempt, replica))
-            case OfferInDoubt():
-                raise AssertionError(f"{key}: every offer here is answered")
-            case _:
-                assert_never(answer)
+        assert not isinstance(answer, OfferInDoubt), f"{record.key}: every offer here is answered"
+        self._admit(admission.Answered(record.key, record.attempt, record.replica, answer))
 
     # ------------------------------------------------------------ relegation
 

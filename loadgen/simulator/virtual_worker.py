@@ -34,7 +34,7 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    HoldAccepted,
+    OfferAccepted,
     PlanAck,
     Record,
     Resume,
@@ -130,7 +130,7 @@ class VirtualWorker:
     def held(self) -> int:
         return len(self._requests)
 
-    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAccepted:
+    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> OfferAccepted:
         """Take a request in. `times` has the instants of the tokens of earlier attempts, and
         receives those to come.
         """
@@ -169,7 +169,7 @@ class VirtualWorker:
         self._max_tokens[slot] = record.max_tokens
         self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
-        return HoldAccepted()
+        return OfferAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
         assert plan.seq == self._next_seq, (

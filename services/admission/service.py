@@ -31,7 +31,7 @@ from shared.core.admission.admission import (
     AdmissionCore,
     AdmissionEvent,
     AdmissionSettings,
-    Declined,
+    Answered,
     GaveWay,
     Gone,
     Heard,
@@ -41,8 +41,6 @@ from shared.core.admission.admission import (
     Pooled,
     Refuse,
     Relegate,
-    Taken,
-    Unplanned,
 )
 from shared.core.offer import as_offer
 from shared.core.record import record as life
@@ -52,14 +50,7 @@ from shared.models import shipped as models
 from shared.placing.ending import Ending
 from shared.placing.offer_metrics import OfferMetrics
 from shared.placing.outcomes import Outcomes
-from shared.placing.place import (
-    PlaceDeclined,
-    PlaceGone,
-    PlaceHeld,
-    PlaceOutcome,
-    Placer,
-    PlaceUnplanned,
-)
+from shared.placing.place import Placer
 from shared.policy import registry
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
@@ -70,12 +61,14 @@ from shared.schemas import (
     Attach,
     AttemptOver,
     Cancel,
+    CertainAnswer,
     Detokenize,
     Digest,
     Ended,
     Explain,
     GenerateRequest,
     Hint,
+    OfferAccepted,
     OfferAnswer,
     PoolDigest,
     Received,
@@ -286,7 +279,7 @@ class Admission:
     # ------------------------------------------------------------ the core's steps
 
     def _feed(self, event: AdmissionEvent) -> None:
-        if isinstance(event, Taken | Declined | Unplanned | Gone | Lost):
+        if isinstance(event, Answered | Gone | Lost):
             self._inbox.put(event)  # bounded: one per step under way, one per replica
         elif not self._inbox.offer(event) and isinstance(event, Opened):
             self._sweep.soon()
@@ -298,7 +291,7 @@ class Admission:
         try:
             match action:
                 case Place(key, attempt, replica, incarnation, hops_left, declined):
-                    outcome = await self._placer.place(
+                    stored = await self._records.change(
                         key,
                         lambda record: life.placed(
                             record,
@@ -309,9 +302,13 @@ class Admission:
                             now_unix_s=self._clock.unix_s(),
                             declined=declined,
                         ),
-                        hops_left=hops_left,
                     )
-                    self._placed(key, attempt + 1, replica, outcome)
+                    answer = (
+                        None
+                        if stored is None
+                        else await self._placer.offer(stored, hops_left=hops_left)
+                    )
+                    self._placed(key, attempt + 1, replica, answer)
                 case Relegate(key):
                     await self._relegate(action)
                     self._decided(key)
@@ -342,26 +339,17 @@ class Admission:
             self._sweep.soon()
 
     def _placed(
-        self, key: RequestKey, attempt: int, replica: ReplicaId, outcome: PlaceOutcome
+        self, key: RequestKey, attempt: int, replica: ReplicaId, answer: CertainAnswer | None
     ) -> None:
-        match outcome:
-            case PlaceHeld():
-                self._decided(key)
-                self._feed(Taken(key, attempt))
-            case PlaceDeclined():
-                declined = Declined(
-                    key, attempt, replica, outcome.earliest_s, outcome.why, outcome.loads
-                )
-                self._feed(declined)
-            case PlaceUnplanned():
-                self._feed(Unplanned(key, attempt, replica))
-            case PlaceGone():
-                self._decided(key)
-                self._feed(Gone(key))
-                self._sweep.soon()  # if it is ours after all, that finds it
-                self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
-            case _:
-                assert_never(outcome)
+        if answer is None:
+            self._decided(key)
+            self._feed(Gone(key))
+            self._sweep.soon()  # if it is ours after all, that finds it
+            self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
+            return
+        if isinstance(answer, OfferAccepted):
+            self._decided(key)
+        self._feed(Answered(key, attempt, replica, answer))
 
     async def _relegate(self, relegate: Relegate) -> None:
         stored = await self._records.change(

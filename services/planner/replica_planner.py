@@ -41,11 +41,11 @@ from shared.schemas import (
     BatchPlan,
     Hold,
     HoldAnswer,
-    HoldInDoubt,
     Offer,
     OfferAccepted,
     OfferAnswer,
     OfferDeclined,
+    OfferInDoubt,
     PlanAck,
     PlanRefused,
     Resync,
@@ -285,7 +285,7 @@ class Seat:
         except NoResponders:
             answer = WorkerGone()
         except (BusError, PeerError) as error:
-            answer = HoldInDoubt(reason=str(error))
+            answer = OfferInDoubt(reason=str(error))
         self._inbox.put(HoldDone(hold.slot, answer))
 
     def _need_resync(self, reason: str) -> None:

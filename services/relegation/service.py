@@ -33,10 +33,10 @@ from shared.errors import BusError, PeerError
 from shared.placing.ending import Ending
 from shared.placing.offer_metrics import OfferMetrics
 from shared.placing.outcomes import Outcomes
-from shared.placing.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
+from shared.placing.place import Placer
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
-from shared.schemas import Digest, Hint
+from shared.schemas import Digest, Hint, OfferAccepted, OfferDeclined
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
@@ -209,7 +209,7 @@ class Relegation:
             inbox.put(Gone(action.key))  # the next listing, or admission's sweep, finds it
 
     async def _place(self, place: Place) -> Taken | Declined | Gone:
-        outcome = await self._placer.place(
+        stored = await self._records.change(
             place.key,
             lambda record: life.drawn(
                 record,
@@ -220,20 +220,15 @@ class Relegation:
                 now_unix_s=self._clock.unix_s(),
             ),
         )
-        match outcome:
-            case PlaceHeld():
-                return Taken(place.key)
-            case PlaceGone():
-                await self._close(place.key)
-                return Gone(place.key)
-            case PlaceDeclined(attempt=attempt, why=why):
-                back = await self._back(place.key, attempt, why)
-                return Declined(place.key, place.replica) if back else Gone(place.key)
-            case PlaceUnplanned(attempt):
-                back = await self._back(place.key, attempt, "nobody plans it now")
-                return Declined(place.key, place.replica) if back else Gone(place.key)
-            case _:
-                assert_never(outcome)
+        answer = None if stored is None else await self._placer.offer(stored)
+        if stored is None or answer is None:
+            await self._close(place.key)
+            return Gone(place.key)
+        if isinstance(answer, OfferAccepted):
+            return Taken(place.key)
+        why = answer.reason if isinstance(answer, OfferDeclined) else "nobody plans it now"
+        back = await self._back(place.key, stored.record.attempt, why)
+        return Declined(place.key, place.replica) if back else Gone(place.key)
 
     async def _back(self, key: RequestKey, attempt: int, why: str) -> bool:
         """Put the request back into the pool: this attempt was declined, for certain."""

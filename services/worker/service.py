@@ -41,9 +41,9 @@ from shared.schemas import (
     Cancel,
     EngineTime,
     Hold,
-    HoldAccepted,
     Holdings,
     HoldingsAnswer,
+    OfferAccepted,
     Refused,
     Resync,
     ResyncEntry,
@@ -337,7 +337,7 @@ class WorkerService:
         before = self.core.held
         now = self._clock.unix_s()
         answer = self.core.hold(hold, stored.record, body, refused, now_unix_s=now)
-        if isinstance(answer, HoldAccepted):
+        if isinstance(answer, OfferAccepted):
             self._traces.held(hold.slot, stored.record)
             if self.core.held > before:  # not a late copy of the hold
                 self._metrics.held(hold.slot, stored.record)

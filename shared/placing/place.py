@@ -5,9 +5,7 @@ the worker (or the replica is fenced) before the request goes elsewhere. So at a
 attempt can publish to the client.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import assert_never
 
 from shared import subjects
@@ -16,9 +14,9 @@ from shared.clock import Clock
 from shared.core.offer import as_offer
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.placing.offer_metrics import OfferMetrics
-from shared.request_timeline import Neighbour
 from shared.schemas import (
     AttemptOver,
+    CertainAnswer,
     OfferAccepted,
     OfferAnswer,
     OfferDeclined,
@@ -32,40 +30,10 @@ from shared.schemas import (
 from shared.store.records import Records, Stored
 from shared.telemetry import conventions as names
 from shared.telemetry.telemetry import TRACEPARENT, AttributeValue, Tracing
-from shared.vocabulary import RequestKey, ServiceClass
+from shared.vocabulary import ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
 WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceHeld:
-    """The replica holds the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceDeclined:
-    """The replica does not hold this attempt, for certain."""
-
-    attempt: int
-    earliest_s: float | None = None  # from now: when it could meet the SLO
-    why: str = ""
-    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceUnplanned:
-    """Nobody plans that replica now, so nobody decided; it does not hold this attempt."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceGone:
-    """The request is no longer ours to place: it ended, was cancelled, or another has it."""
-
-
-PlaceOutcome = PlaceHeld | PlaceDeclined | PlaceUnplanned | PlaceGone
 
 
 class Placer:
@@ -77,22 +45,9 @@ class Placer:
         self._bus, self._records, self._metrics = bus, records, metrics
         self._clock, self._tracing = clock, tracing
 
-    async def place(
-        self,
-        key: RequestKey,
-        step: Callable[[Record], Record | None],
-        *,
-        hops_left: int = 0,
-    ) -> PlaceOutcome:
-        """Write the place by `step` (`placed` or `drawn` of a record), then offer."""
-        stored = await self._records.change(key, step)
-        if stored is None:
-            return PlaceGone()
-        return await self.offer(stored, hops_left=hops_left)
-
-    async def offer(self, stored: Stored, *, hops_left: int = 0) -> PlaceOutcome:
+    async def offer(self, stored: Stored, *, hops_left: int = 0) -> CertainAnswer | None:
         """Offer an attempt whose record names the place already. Returns only when it is certain
-        whether the replica holds it.
+        whether the replica holds it. None: the request is no longer ours to place.
         """
         return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
@@ -131,30 +86,28 @@ class Placer:
             )
         return answer
 
-    async def conclude(self, stored: Stored, answer: OfferAnswer) -> PlaceOutcome:
+    async def conclude(self, stored: Stored, answer: OfferAnswer) -> CertainAnswer | None:
         """The outcome of the answer, once the record is stored."""
         record = stored.record
         match answer:
             case OfferAccepted():
                 standard = record.service_class is ServiceClass.STANDARD
                 await self.publish_status(record, "accepted" if standard else "relegated", "")
-                return PlaceHeld()
-            case OfferDeclined():
-                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason, answer.loads)
-            case OfferNotReady():
-                return PlaceUnplanned(record.attempt)
+                return answer
+            case OfferDeclined() | OfferNotReady():
+                return answer
             case OfferInDoubt():
                 return await self._in_doubt(record)
             case _:
                 assert_never(answer)
 
-    async def _in_doubt(self, record: Record) -> PlaceOutcome:
+    async def _in_doubt(self, record: Record) -> CertainAnswer | None:
         """Nobody knows whether the worker holds it: take it back for certain."""
         over = await self.withdraw(record)
         # An attempt that was held may have spoken: its end is handled where all ends are.
         if over is not None:
-            return PlaceGone()
-        return PlaceDeclined(record.attempt, why="it did not answer")
+            return None
+        return OfferDeclined(reason="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None if the worker never had the attempt and

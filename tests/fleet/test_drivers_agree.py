@@ -59,7 +59,6 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    HoldAccepted,
     OfferAccepted,
     PlanAck,
     Record,
@@ -420,7 +419,7 @@ class Both:
         record = placed(record, ANNOUNCE.replica, "1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
         self.virtual.hold(hold, record, body, array("d", [0.0] * made))
-        assert self.real.hold(hold, record, body, now_unix_s=self.now_s) == HoldAccepted()
+        assert self.real.hold(hold, record, body, now_unix_s=self.now_s) == OfferAccepted()
         self.held.add(slot)
 
     def plan(self) -> BatchPlan:

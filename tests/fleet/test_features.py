@@ -19,7 +19,7 @@ from shared.columns import pack
 from shared.core.admission.admission import (
     AdmissionCore,
     AdmissionSettings,
-    Declined,
+    Answered,
     Heard,
     Opened,
     Place,
@@ -42,7 +42,8 @@ from shared.schemas import (
     Body,
     GenerateRequest,
     Hold,
-    HoldAccepted,
+    OfferAccepted,
+    OfferDeclined,
     Record,
     Sampling,
 )
@@ -345,7 +346,9 @@ def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(
         (first,) = places(core, Opened(opened("t.a", *needed)))
         tried = [first.replica]
         while isinstance(first, Place):
-            actions = places(core, Declined(first.key, first.attempt + 1, first.replica))
+            actions = places(
+                core, Answered(first.key, first.attempt + 1, first.replica, OfferDeclined())
+            )
             first = actions[0]
             tried += [first.replica] if isinstance(first, Place) else []
         assert set(tried) == where
@@ -414,7 +417,7 @@ def test_what_an_engine_computes_as_it_dies_is_over_and_the_rest_stays_held() ->
         placed = opened(name, replica=ReplicaId("r"), incarnation="1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=placed.key, attempt=placed.attempt)
         refused = "no such format" if name == "t.c" else ""
-        assert core.hold(hold, placed, body, refused, now_unix_s=0.0) == HoldAccepted()
+        assert core.hold(hold, placed, body, refused, now_unix_s=0.0) == OfferAccepted()
     ended = core.between()
     assert ended is not None
     (invalid,) = ended.overs
@@ -443,7 +446,7 @@ def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
             Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet"),
             now_unix_s=0.0,
         )
-        == HoldAccepted()
+        == OfferAccepted()
     )
     plan = BatchPlan(
         replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]),

@@ -24,8 +24,8 @@ from shared.schemas import (
     Delta,
     End,
     Hold,
-    HoldAccepted,
     LogEntry,
+    OfferAccepted,
     Record,
     Replay,
     Resume,
@@ -213,7 +213,7 @@ class Client:
             epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
         )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
-        assert core.hold(hold, self.record, body, now_unix_s=NOW) == HoldAccepted()
+        assert core.hold(hold, self.record, body, now_unix_s=NOW) == OfferAccepted()
 
     def settle(self, over: AttemptOver) -> None:
         after = life.settled(self.record, over, "a", NOW)

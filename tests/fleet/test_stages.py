@@ -23,7 +23,7 @@ from shared.measure import Measure
 from shared.policy import registry
 from shared.policy.seam import Policy, View
 from shared.rules.tiers import Tier, TierSet
-from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, PlanAck, Record, Sampling
+from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, PlanAck, Record, Sampling
 from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
@@ -146,7 +146,7 @@ class One:
             self.core.hold(
                 hold, record, Body(prompt=pack(prompt), sampling=sampling), now_unix_s=0.0
             )
-            == HoldAccepted()
+            == OfferAccepted()
         )
         self.acks: list[PlanAck] = []
         self.seq, self.now_s = 1, 100.0

@@ -6,10 +6,7 @@ import pytest
 from shared.bus import codec
 from shared.errors import PeerError
 from shared.schemas import (
-    HoldAccepted,
     HoldAnswer,
-    HoldDeclined,
-    HoldInDoubt,
     OfferAccepted,
     OfferAnswer,
     OfferDeclined,
@@ -25,9 +22,9 @@ ANSWERS = {
         OfferInDoubt(reason="timeout"): "in_doubt",
     },
     HoldAnswer: {
-        HoldAccepted(): "accepted",
-        HoldDeclined(reason="withdrawn"): "declined",
-        HoldInDoubt(reason="slot taken"): "in_doubt",
+        OfferAccepted(): "accepted",
+        OfferDeclined(reason="withdrawn"): "declined",
+        OfferInDoubt(reason="slot taken"): "in_doubt",
     },
 }
 
@@ -46,6 +43,6 @@ def test_every_answer_says_which_it_is_and_comes_back_the_same(kind: object, jso
 
 def test_an_answer_of_no_known_kind_is_a_peer_s_error() -> None:
     with pytest.raises(PeerError):
-        codec.answer(OfferAnswer, codec.encode(HoldInDoubt(reason=""), json=True), {})
+        codec.answer(OfferAnswer, codec.encode(OfferInDoubt(reason=""), json=True), {})
     with pytest.raises(PeerError):
         codec.answer(HoldAnswer, msgspec.msgpack.encode({"type": "perhaps"}), {})

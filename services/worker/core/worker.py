@@ -29,10 +29,10 @@ from shared.schemas import (
     Body,
     DraftYield,
     Hold,
-    HoldAccepted,
     HoldAnswer,
-    HoldDeclined,
-    HoldInDoubt,
+    OfferAccepted,
+    OfferDeclined,
+    OfferInDoubt,
     PlanRefused,
     Record,
     ResyncEntry,
@@ -195,38 +195,38 @@ class WorkerCore:
         elif refused:
             request.message = refused
             self._holdings.end_later(request, FinishReason.INVALID)
-        return HoldAccepted()
+        return OfferAccepted()
 
     def decline(self, hold: Hold, reason: str) -> HoldAnswer:
         """Take the request in no more, whatever copies of the hold may come. If one of them was
         taken in, that is the answer.
         """
         if self.knows(hold.key, hold.attempt):
-            return HoldAccepted()
+            return OfferAccepted()
         self._tombstones.bury(hold.key, hold.attempt)
-        return HoldDeclined(reason=reason)
+        return OfferDeclined(reason=reason)
 
     def _answer(self, hold: Hold, record: Record) -> HoldAnswer | None:
         """The answer to a hold that is not to be taken in; None if it is."""
         held = self._holdings.of(hold.key)
         if held is not None and (held.record.attempt, held.slot) == (hold.attempt, hold.slot):
-            return HoldAccepted()
+            return OfferAccepted()
         if (hold.key, hold.attempt) in self._unsettled:
-            return HoldAccepted()  # it was taken in, and is over: this is a late copy
+            return OfferAccepted()  # it was taken in, and is over: this is a late copy
         if (hold.epoch, hold.sync) != (self._plans.epoch, self._plans.sync):
             # Another planner, or this one after a resync, may have asked for the same: only a
             # withdrawal brings certainty.
-            return HoldInDoubt(reason="stale epoch")
+            return OfferInDoubt(reason="stale epoch")
         if self._tombstones.buried(hold.key, hold.attempt):
-            return HoldDeclined(reason="withdrawn")
+            return OfferDeclined(reason="withdrawn")
         if held is not None and hold.attempt < held.record.attempt:
-            return HoldDeclined(reason="held under a later attempt")
+            return OfferDeclined(reason="held under a later attempt")
         if held is not None:
-            return HoldInDoubt(reason="held under another attempt")
+            return OfferInDoubt(reason="held under another attempt")
         if held_by_record(record, self.replica, self.incarnation, attempt=hold.attempt) is None:
-            return HoldDeclined(reason="the record says otherwise")
+            return OfferDeclined(reason="the record says otherwise")
         if not 0 <= hold.slot < self._max_slots or hold.slot in self._holdings:
-            return HoldInDoubt(reason="slot taken")
+            return OfferInDoubt(reason="slot taken")
         return None
 
     # ------------------------------------------------------------ client's and admission's side

@@ -21,7 +21,16 @@ from shared.core.shared_room import Shares
 from shared.core.tick import Tick
 from shared.request_timeline import Neighbour, merged
 from shared.routing.pipeline import Router
-from shared.schemas import Digest, Offer, PoolDigest, Record
+from shared.schemas import (
+    CertainAnswer,
+    Digest,
+    Offer,
+    OfferAccepted,
+    OfferDeclined,
+    OfferNotReady,
+    PoolDigest,
+    Record,
+)
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 POOL_FULL = "too much best-effort work waits already"
@@ -59,32 +68,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A replica holds this attempt."""
-
-    key: RequestKey
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """The replica does not hold this attempt, for certain; `earliest_s` from now it could."""
+class Answered:
+    """What became of the offer of this attempt, for certain."""
 
     key: RequestKey
     attempt: int
     replica: ReplicaId
-    earliest_s: float | None = None
-    why: str = ""
-    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
-
-
-@dataclass(frozen=True, slots=True)
-class Unplanned:
-    """Nobody plans that replica now: nobody was asked, and it does not hold this attempt."""
-
-    key: RequestKey
-    attempt: int
-    replica: ReplicaId
+    answer: CertainAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +91,13 @@ class Gone:
     key: RequestKey
 
 
-AdmissionEvent = (
-    Opened | Heard | Pooled | Lost | Taken | Declined | Unplanned | GaveWay | Gone | Tick
-)
+AdmissionEvent = Opened | Heard | Pooled | Lost | Answered | GaveWay | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Name this replica in the record, if the record is still at `attempt`; then offer the request
-    there. Taken, Declined, Unplanned or Gone follows.
+    there. Answered or Gone follows.
     """
 
     key: RequestKey
@@ -232,20 +220,12 @@ class AdmissionCore:
                 self._room.heard(pool, now_unix_s)
             case Lost(replica):
                 self._debits.gone(replica)
-            case Taken(key, attempt):
-                if key in self._open and self._open[key].attempt == attempt:
-                    taken = self._open[key]
-                    self._leave(key)
-                    if not taken.told:
-                        self._declines.held(taken.record)
             case GaveWay(record):
                 self._declines.declined(record, now_unix_s)
             case Gone(key):
                 self._leave(key)
-            case Declined():
-                self._on_declined(event, now_unix_s, actions)
-            case Unplanned(key, attempt, replica):
-                self._on_unplanned(key, attempt, replica, now_unix_s, actions)
+            case Answered():
+                self._on_answered(event, now_unix_s, actions)
             case Tick():
                 pass
             case _:
@@ -313,37 +293,34 @@ class AdmissionCore:
         if self._open.pop(key, None) is not None:
             self._shares.give(key.partition(".")[0])
 
-    def _on_declined(
-        self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]
+    def _on_answered(
+        self, event: Answered, now_unix_s: float, actions: list[AdmissionAction]
     ) -> None:
-        waiting = self._open.get(event.key)
+        key, replica, answer = event.key, event.replica, event.answer
+        if isinstance(answer, OfferNotReady):
+            self._debits.gone(replica)
+        waiting = self._open.get(key)
         if waiting is None or waiting.attempt != event.attempt:
             return
+        match answer:
+            case OfferAccepted():
+                self._leave(key)
+                if not waiting.told:
+                    self._declines.held(waiting.record)
+                return
+            case OfferDeclined():
+                waiting.declined = answer.reason
+                waiting.loads = merged((*waiting.loads, *answer.loads))
+                if answer.earliest_s is not None:
+                    waiting.earliest_s = min(waiting.earliest_s, answer.earliest_s)
+            case OfferNotReady():  # it does not count as a hop; the replica may be tried again
+                waiting.hops -= 1
+                waiting.unasked = True
+                waiting.declined = "nobody plans it now"
+                waiting.tried.remove(replica)
+            case _:
+                assert_never(answer)
         waiting.busy = False
-        waiting.declined = event.why
-        waiting.loads = merged((*waiting.loads, *event.loads))
-        if event.earliest_s is not None:
-            waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
-        self._step(event.key, now_unix_s, actions)
-
-    def _on_unplanned(
-        self,
-        key: RequestKey,
-        attempt: int,
-        replica: ReplicaId,
-        now_unix_s: float,
-        actions: list[AdmissionAction],
-    ) -> None:
-        """The offer does not count as a hop; the replica may be tried again."""
-        self._debits.gone(replica)
-        waiting = self._open.get(key)
-        if waiting is None or waiting.attempt != attempt:
-            return
-        waiting.busy = False
-        waiting.hops -= 1
-        waiting.unasked = True
-        waiting.declined = "nobody plans it now"
-        waiting.tried.remove(replica)
         self._step(key, now_unix_s, actions)
 
     def _step(self, key: RequestKey, now_unix_s: float, actions: list[AdmissionAction]) -> None:

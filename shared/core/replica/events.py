@@ -46,7 +46,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class HoldDone:
-    """The answer to a hold. No answer in time counts as HoldInDoubt."""
+    """The answer to a hold. No answer in time counts as OfferInDoubt."""
 
     slot: int
     answer: HoldAnswer | WorkerGone

@@ -58,9 +58,6 @@ from shared.schemas import (
     Announce,
     BatchPlan,
     Digest,
-    HoldAccepted,
-    HoldDeclined,
-    HoldInDoubt,
     Offer,
     OfferAccepted,
     OfferDeclined,
@@ -298,7 +295,7 @@ class ReplicaCore:
             return
         offer, copies = reservation.offer, reservation.copies
         match event.answer:
-            case HoldAccepted():
+            case OfferAccepted():
                 if reservation.over:
                     self._free_reserved(slot, offer)
                 elif not self._books.holds(slot):
@@ -306,14 +303,14 @@ class ReplicaCore:
                         slot, offer, now_unix_s, generated_tokens=offer.generated_tokens
                     )
                 actions += [Answer(offer.key, offer.attempt, OfferAccepted())] * copies
-            case HoldDeclined(reason=reason):
+            case OfferDeclined(reason=reason):
                 self._free_reserved(slot, offer)
                 actions += self._desk.decline(offer, OfferDeclined(reason=reason), copies)
             case WorkerGone():
                 self._free_reserved(slot, offer)
                 answer = OfferNotReady(reason="the worker is gone")
                 actions += self._desk.decline(offer, answer, copies)
-            case HoldInDoubt(reason=reason):
+            case OfferInDoubt(reason=reason):
                 self._slots.forget(offer)
                 self._fairness.leave(offer)
                 self._lose_sync(f"hold of slot {slot}: {reason}", actions)

@@ -38,8 +38,8 @@ from shared.policy import registry
 from shared.process.audit import IDLE_S
 from shared.schemas import (
     Announce,
-    HoldAccepted,
     Offer,
+    OfferAccepted,
     OfferDeclined,
     PlanAck,
     PlanRefused,
@@ -319,7 +319,7 @@ def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_hold
     asked = replace(offer(0), max_tokens=1)
     (hold,) = core.handle(Offered([asked]), now_unix_s=0.0)
     assert isinstance(hold, SendHold)
-    core.handle(HoldDone(hold.hold.slot, HoldAccepted()), now_unix_s=0.0)
+    core.handle(HoldDone(hold.hold.slot, OfferAccepted()), now_unix_s=0.0)
     (sent,) = core.handle(Tick(), now_unix_s=0.0)
     assert isinstance(sent, SendPlan)
     ran = replace(ACK, slots=pack([0]), computed=pack([10]), emitted=pack([1]), exec_s=0.01)

@@ -16,7 +16,7 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    HoldAccepted,
+    OfferAccepted,
     Record,
     Sampling,
     Selection,
@@ -124,7 +124,7 @@ class Worker:
                     body,
                     now_unix_s=0.0,
                 )
-                == HoldAccepted()
+                == OfferAccepted()
             )
 
     def run(

@@ -8,7 +8,7 @@ from services.worker.engines.make import sim_facts
 from services.worker.metrics import WorkerMetrics
 from shared.columns import pack
 from shared.core.worker.step import Finished, Ran, TurnDone
-from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling
+from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, Record, Sampling
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class Bench:
         )
         hold = Hold(key=record.key, attempt=1, slot=slot, epoch=1, sync=1)
         body = Body(prompt=pack([1] * prompt_tokens), sampling=Sampling(max_tokens=4))
-        assert isinstance(self.core.hold(hold, record, body, now_unix_s=ARRIVED), HoldAccepted)
+        assert isinstance(self.core.hold(hold, record, body, now_unix_s=ARRIVED), OfferAccepted)
         self.metrics.held(slot, record)
 
     def run(

@@ -59,7 +59,6 @@ from shared.schemas import (
     Delta,
     Hold,
     HoldAnswer,
-    HoldInDoubt,
     Offer,
     OfferAccepted,
     OfferAnswer,
@@ -394,7 +393,7 @@ class Bench:
                             0.2,
                             self.feed,
                             core,
-                            HoldDone(hold.slot, HoldInDoubt(reason="timeout")),
+                            HoldDone(hold.slot, OfferInDoubt(reason="timeout")),
                         )
                 case Answer(key, attempt, answer):
                     for _ in range(self.answers.pop((key, attempt), 0)):

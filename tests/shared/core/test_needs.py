@@ -10,7 +10,7 @@ from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.worker.step import TurnDone
 from shared.policy.need import Pace, needed_tokens, paces_of
-from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
+from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, Record, Sampling, Selection
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 from tests.shared.core.placed_record import placed
 
@@ -42,7 +42,7 @@ def worker() -> WorkerCore:
         hold = Hold(epoch=1, sync=1, slot=slot, key=held.key, attempt=held.attempt)
         sampling = Sampling(max_tokens=MOST, ignore_eos=True, thinking_tokens=20)
         body = Body(prompt=pack([1] * PROMPT), sampling=sampling)
-        assert core.hold(hold, held, body, now_unix_s=0.0) == HoldAccepted()
+        assert core.hold(hold, held, body, now_unix_s=0.0) == OfferAccepted()
     return core
 
 

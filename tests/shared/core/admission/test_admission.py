@@ -8,7 +8,7 @@ from shared.core.admission.admission import (
     AdmissionAction,
     AdmissionCore,
     AdmissionSettings,
-    Declined,
+    Answered,
     Heard,
     Opened,
     Place,
@@ -18,7 +18,7 @@ from shared.core.admission.admission import (
 )
 from shared.core.offer import as_offer
 from shared.policy import registry
-from shared.schemas import Digest, PoolDigest, PoolLane, Record
+from shared.schemas import Digest, OfferDeclined, PoolDigest, PoolLane, Record
 from shared.vocabulary import ReplicaId, ServiceClass
 from tests.shared.core.placed_record import placed
 from tests.shared.core.pooled import NOW, pooled
@@ -45,7 +45,7 @@ def declined(record: Record, *, told: bool, pool: PoolDigest = FULL) -> Admissio
     core.handle(Pooled(pool), now_unix_s=NOW)
     (place,) = core.handle(Opened(record, told), now_unix_s=NOW)
     assert isinstance(place, Place)
-    (action,) = core.handle(Declined(record.key, 1, REPLICA), now_unix_s=NOW)
+    (action,) = core.handle(Answered(record.key, 1, REPLICA, OfferDeclined()), now_unix_s=NOW)
     core.check()
     return action
 
@@ -70,13 +70,13 @@ def test_each_offer_says_how_many_more_replicas_may_be_asked(
         said.append(first.hops_left)
         record = placed(record, first.replica, first.incarnation)
         core.placed(record, told=True, now_unix_s=NOW)
-        asked = Declined(record.key, record.attempt, first.replica)
+        asked = Answered(record.key, record.attempt, first.replica, OfferDeclined())
         (action,) = core.handle(asked, now_unix_s=NOW)
     else:
         (action,) = core.handle(Opened(record, True), now_unix_s=NOW)
     while isinstance(action, Place):
         said.append(action.hops_left)
-        asked = Declined(record.key, action.attempt + 1, action.replica)
+        asked = Answered(record.key, action.attempt + 1, action.replica, OfferDeclined())
         (action,) = core.handle(asked, now_unix_s=NOW)
     assert said == left
     assert isinstance(action, Relegate)

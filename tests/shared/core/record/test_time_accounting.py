@@ -20,8 +20,8 @@ from shared.schemas import (
     Body,
     Held,
     Hold,
-    HoldAccepted,
     LogEntry,
+    OfferAccepted,
     Record,
     Sampling,
 )
@@ -82,7 +82,7 @@ class Replica:
         body = Body(
             prompt=pack([1] * PROMPT), sampling=Sampling(max_tokens=OUTPUT, ignore_eos=True)
         )
-        assert self.core.hold(hold, record, body, now_unix_s=now_s) == HoldAccepted()
+        assert self.core.hold(hold, record, body, now_unix_s=now_s) == OfferAccepted()
         self.slots[slot] = record
         return True
 

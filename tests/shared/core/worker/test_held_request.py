@@ -12,8 +12,8 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    HoldAccepted,
     LogEntry,
+    OfferAccepted,
     Record,
     Resume,
     Sampling,
@@ -56,7 +56,7 @@ class Attempt:
         self.record = record = placed(record, replica, "i")
         hold = Hold(epoch=1, sync=1, slot=0, key=record.key, attempt=record.attempt)
         body = Body(prompt=pack([1] * 100), sampling=Sampling(max_tokens=40))
-        assert self.worker.hold(hold, record, body, now_unix_s=0.0) == HoldAccepted()
+        assert self.worker.hold(hold, record, body, now_unix_s=0.0) == OfferAccepted()
 
     def run(self, computed: int, cached: int, tokens: int, *, preempt: bool = False) -> None:
         seq = self.worker.next_seq
