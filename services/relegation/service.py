@@ -12,7 +12,7 @@ import structlog
 from services.relegation.backlog import Backlog
 from services.relegation.config import RelegationConfig
 from shared import subjects
-from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
+from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.record import record as life
 from shared.core.relegation.relegation import (
@@ -37,7 +37,7 @@ from shared.placing.place import Placer
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
 from shared.schemas import Digest, Hint, OfferAccepted, OfferDeclined
-from shared.store.leases import RENEW_S, Lease
+from shared.store.leases import Leader, Lease
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
 from shared.telemetry.instruments import Registry
@@ -47,9 +47,7 @@ from shared.vocabulary import RecordState, RequestKey
 log = structlog.get_logger()
 
 KEY = "relegation"
-SAFETY_S = 0.5
 TELL_S = 0.25  # between two digests of the pool
-LOOK_S = 0.25  # between two looks of a standby whether the lease is free
 # A second of digests of 256 replicas (10/s each) and of hints at 1000/s, rounded up. What finds it
 # full is lost: another digest and another listing follow.
 INBOX_LIMIT = 4096
@@ -70,7 +68,8 @@ class Relegation:
         self._ending = Ending(bus, self._records, tracing, outcomes)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         self._backlog = Backlog(self.metrics)
-        self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
+        lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
+        self._leader = Leader(lease, clock)
         self._chores = Chores()
         # these three belong to one term of the lease; without the lease nothing drives the core
         self.core = self._empty()
@@ -103,37 +102,26 @@ class Relegation:
             if self._driver is not None:
                 await asyncio.wait((self._driver,), timeout=self._cfg.drain_s)
                 self._driver.cancel()
-            with suppress(BusError):  # it runs out by itself
-                await self._lease.release()
+            await self._leader.resign()
 
     async def _hold(self) -> None:
-        """Wait for the lease; while holding it, list the records every `list_s`. In doubt, stop
-        acting.
-        """
-        renewed = listed = 0.0
+        """Wait for the lease; while holding it, list the records every `list_s`."""
+        listed = 0.0
         while True:
             now = self._clock.unix_s()
-            try:
-                if not self._lease.held:
-                    if await self._lease.acquire():
-                        log.info("relegation.leads", instance=self.name)
-                        renewed, listed = now, 0.0
-                        self._lead()
-                elif await self._lease.renew():
-                    renewed = now
-            except BusError:
-                # asked now, as the renewal itself may have taken long
-                if self._lease.held and self._clock.unix_s() - renewed > LEASE_TTL_S - SAFETY_S:
-                    self._lease.lapse()
-            if not self._lease.held:
+            if await self._leader.look():
+                log.info("relegation.leads", instance=self.name)
+                listed = 0.0
+                self._lead()
+            if not self._leader.leads:
                 self._stand_by()
-            if self._lease.held and now - listed >= self._cfg.list_s:
+            elif now - listed >= self._cfg.list_s:
                 try:
                     if await self._list():
                         listed = now
                 except BusError:
                     log.warning("listing.broken", instance=self.name)
-            await asyncio.sleep(RENEW_S if self._lease.held else LOOK_S)
+            await asyncio.sleep(self._leader.pause_s)
 
     def _lead(self) -> None:
         """Begin a term with an empty pool; the listing fills it."""
@@ -176,11 +164,11 @@ class Relegation:
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._model = digest.model
-        if self._lease.held:
+        if self._leader.leads:
             self._inbox.offer(Heard(digest))
 
     def _on_hint(self, hint: Hint, call: Call) -> None:
-        if self._lease.held:
+        if self._leader.leads:
             self._chores.spawn(self._look(hint.key), "relegation.look")
 
     async def _look(self, key: RequestKey) -> None:

@@ -5,14 +5,19 @@ nothing when a TTL expires. The lease of a holder whose connection has ended is 
 that.
 """
 
+from contextlib import suppress
+
 import msgspec
 
-from shared.bus.api import KeyValue
-from shared.errors import UNDECODABLE, BusTimeout, WrongSequence
+from shared.bus.api import LEASE_TTL_S, KeyValue
+from shared.clock import Clock
+from shared.errors import UNDECODABLE, BusError, BusTimeout, WrongSequence
 from shared.schemas import LeaseValue
 from shared.store.presence import Absences
 
 RENEW_S = 1.0
+LOOK_S = 0.25  # between two looks of a standby whether the lease is free
+SAFETY_S = 0.5  # before an unanswered lease may be another's, its holder stops
 
 _encode = msgspec.msgpack.Encoder().encode
 _value = msgspec.msgpack.Decoder(LeaseValue)
@@ -83,6 +88,47 @@ class Lease:
         if self.held and await self.renew():  # it may be another's by now
             self._revision = 0
             await self._bucket.delete(self.key)
+
+
+class Leader:
+    """The one of several instances that acts: it surely holds the lease."""
+
+    def __init__(self, lease: Lease, clock: Clock) -> None:
+        self._lease, self._clock = lease, clock
+        self._renewed_unix_s = 0.0
+
+    @property
+    def leads(self) -> bool:
+        return self._lease.held
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next look."""
+        return RENEW_S if self._lease.held else LOOK_S
+
+    async def look(self) -> bool:
+        """Take the lease if it is free, or renew it; in doubt, give it up in time. True if a term
+        begins.
+        """
+        now = self._clock.unix_s()
+        try:
+            if not self._lease.held:
+                if await self._lease.acquire():
+                    self._renewed_unix_s = now
+                    return True
+            elif await self._lease.renew():
+                self._renewed_unix_s = now
+        except BusError:
+            # asked now, as the renewal itself may have taken long
+            late_s = self._clock.unix_s() - self._renewed_unix_s
+            if self._lease.held and late_s > LEASE_TTL_S - SAFETY_S:
+                self._lease.lapse()
+        return False
+
+    async def resign(self) -> None:
+        """Let the next one begin at once."""
+        with suppress(BusError):  # it runs out by itself
+            await self._lease.release()
 
 
 async def holder(bucket: KeyValue, key: str) -> str | None:

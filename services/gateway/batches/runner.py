@@ -14,17 +14,15 @@ from services.gateway.batches.room import BatchRoom
 from services.gateway.batches.run import BatchRun
 from services.gateway.batches.store import BatchStore
 from services.gateway.config import GatewayConfig
-from shared.bus.api import LEASE_TTL_S, Bus
+from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.process import logs
 from shared.rules.rules import Rules
-from shared.store.leases import RENEW_S, Lease
+from shared.store.leases import RENEW_S, Leader, Lease
 from shared.store.presence import Absences, be_present
 
 KEY = "batches"
-SAFETY_S = 0.5
-LOOK_S = 0.25  # of a standby, whether the lease is free
 AT_ONCE = 16  # batches; the reading buffer of each takes 8 MiB, and what waits has its time
 TIDY_S = 900.0  # between two looks for chunks that nobody needs: longer than an upload may take
 log = logs.logger()
@@ -45,7 +43,8 @@ class BatchRunner:
         self._store, self._files, self._asker = store, files, asker
         self._room = BatchRoom(cfg.batch_requests_limit, cfg.bodies_limit_bytes)
         self.name = f"gateway-{uuid4().hex[:12]}"
-        self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
+        lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
+        self._leader = Leader(lease, clock)
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}
         self._orphans: set[str] = set()  # chunks that the last look found without use
         self._nameless: set[str] = set()  # likewise entries of the index without a file
@@ -54,31 +53,19 @@ class BatchRunner:
     async def run(self) -> None:
         """Until cancelled. Requests that are under way then go on; the next holder attaches."""
         present = await be_present(self._bus, self.name)
-        renewed = 0.0
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    now = self._clock.unix_s()
-                    try:
-                        if not self._lease.held:
-                            if await self._lease.acquire():
-                                log.info("batches.led", instance=self.name)
-                                renewed = now
-                        elif await self._lease.renew():
-                            renewed = now
-                    except BusError:
-                        late_s = self._clock.unix_s() - renewed
-                        if self._lease.held and late_s > LEASE_TTL_S - SAFETY_S:
-                            self._lease.lapse()
-                    if self._lease.held:
+                    if await self._leader.look():
+                        log.info("batches.led", instance=self.name)
+                    if self._leader.leads:
                         with suppress(BusError):
                             await self._look(tasks)
                     else:
                         self._stand_by()
-                    await asyncio.sleep(RENEW_S if self._lease.held else LOOK_S)
+                    await asyncio.sleep(self._leader.pause_s)
         finally:
-            with suppress(BusError):  # it runs out by itself
-                await self._lease.release()
+            await self._leader.resign()
             await present.stop()
 
     def _stand_by(self) -> None:
