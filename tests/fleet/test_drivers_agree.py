@@ -10,7 +10,7 @@ from array import array
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -505,7 +505,6 @@ def facts_of(ack: PlanAck) -> tuple[object, ...]:
     )
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
 def test_the_virtual_worker_does_with_any_plans_what_the_real_one_and_its_engine_do(
     seed: int,

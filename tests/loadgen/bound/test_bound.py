@@ -225,7 +225,6 @@ def excluded_by(
     }
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from([*sorted(FORMS), "flat", "flat"]),
@@ -348,7 +347,6 @@ def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
 # ------------------------------------------------------------ its foundations
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     definition=st.sampled_from([Definition.MEAN_TPOT, Definition.MAX_TPOT_10]),
     output=st.sampled_from([2, 10, 11, 12, 1001, 5003, 120_000]),
@@ -380,7 +378,6 @@ def test_a_token_that_a_mean_tolerates_is_in_time_however_long_the_output(
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 10**6))
 def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> None:
     rng, profile = Random(seed), FORMS[name]
@@ -409,7 +406,6 @@ def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> Non
         assert charged_s <= profile.batch_s(shape) * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     """All payments for steps together are at most one share for as many steps as the quickest pace
@@ -430,7 +426,6 @@ def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     assert paid.sum() <= whole_s / slo.tbt_s + len(requests) + 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 20)), min_size=1, max_size=12),
     st.integers(0, 10**6),

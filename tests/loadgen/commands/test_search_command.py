@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli import main
@@ -140,7 +140,6 @@ def test_ascendra_without_a_grid_searches_what_its_paper_names(
 
 
 @given(st.integers(1, 20))
-@settings(deadline=None)
 def test_the_mixes_searched_for_any_number_of_replicas_are_settings_of_the_policy_and_all_different(
     replicas: int,
 ) -> None:
@@ -156,7 +155,6 @@ def test_the_mixes_searched_for_any_number_of_replicas_are_settings_of_the_polic
 
 
 @given(st.integers(1, 30), st.integers(1, 30))
-@settings(deadline=None)
 def test_pools_of_a_subgroup_are_as_many_as_it_says_and_spread_evenly(low: int, high: int) -> None:
     found = pools(f"{low}L{high}H")
     assert (found.count(LP), found.count(HP)) == (low, high)

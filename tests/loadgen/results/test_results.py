@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -595,7 +595,6 @@ def test_violations_of_silos_are_weighed_by_their_requests(tiny: RunResult) -> N
     assert overall_percent({**parts, "Q3": None}) is None
 
 
-@settings(deadline=None, max_examples=50)
 @given(loads=st.lists(st.tuples(st.floats(0, 50), st.floats(0.5, 9)), min_size=1, max_size=3))
 def test_gpus_are_whole_and_enough_for_every_deployment(loads: list[tuple[float, float]]) -> None:
     needed = gpus([(load, Capacity(rate_rps=rate, result=None)) for load, rate in loads])

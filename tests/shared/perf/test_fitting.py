@@ -169,7 +169,6 @@ def test_whatever_was_measured_the_fit_is_finite_rises_and_can_be_announced(
 
 
 @given(st.integers(0, 2**32))
-@settings(deadline=None, max_examples=100)
 def test_no_small_step_within_bounds_improves_a_non_negative_solution(seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(30, 8)) * 10.0 ** rng.integers(-6, 6, 8), rng.normal(size=30)

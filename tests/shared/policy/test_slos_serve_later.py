@@ -50,7 +50,6 @@ def test_prompts_and_outputs_that_are_due_later_count_as_work(output: int, taken
 
 
 @given(context=st.integers(0, 20_000))
-@settings(deadline=None, max_examples=30)
 def test_the_price_of_a_decode_is_the_time_that_it_adds_to_a_batch(context: int) -> None:
     beside = BatchShape(512, 1, 512**2, decodes=1)
     more = beside._replace(decodes=2, decode_context=context)
