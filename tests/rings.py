@@ -11,7 +11,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", "--strict"))
 LIVE = "tests/fleet/test_live_agrees.py"
@@ -26,6 +30,17 @@ RINGS = {
 # Eight minutes on two cores. More is told and is no failure: seconds depend on the machine.
 BUDGET_CORE_S = {"fast": 960.0}
 COUNTS = re.compile(r"(\d+) (failed|passed|skipped|xfailed|xpassed|errors?|warnings?)")
+
+
+def slow_but(fast: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """The values of one parameter, or tuples of several, all of them slow but `fast`."""
+    fast = list(fast)
+
+    def param(value: Any) -> Any:
+        of = value if isinstance(value, tuple) else (value,)
+        return value if value in fast else pytest.param(*of, marks=pytest.mark.slow)
+
+    return [param(value) for value in values]
 
 
 def checked(command: tuple[str, ...]) -> bool:
