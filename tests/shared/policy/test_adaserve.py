@@ -354,6 +354,7 @@ def served(
     return found
 
 
+@pytest.mark.slow
 def test_more_requests_keep_their_pace_than_with_plain_decodes_or_drafts_alike_for_all() -> None:
     """Figure 8, the baselines as in the authors' artifact."""
     ours = served("adaserve")

@@ -32,6 +32,7 @@ from shared.policy.seam import Choice, Ended, Observation, Phase, Rows, View
 from shared.schemas import Offer
 from shared.tiers import load_tiers
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
+from tests.rings import slow_but
 from tests.shared.policy.views import (
     BLOCK,
     NOW,
@@ -707,7 +708,7 @@ def test_the_refitted_model_moves_the_threshold() -> None:
 
 # ---------------------------------------------------------------- a fleet in virtual time
 
-ROOMY = ReplicaFacts()
+ROOMY, TIGHT = ReplicaFacts(), ReplicaFacts(kv_blocks=1200, max_slots=24)
 
 
 def drawn(
@@ -735,16 +736,17 @@ def run(
     return simulate(Traffic(requests, PAPER), deployment, options)
 
 
-@pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
-@pytest.mark.parametrize(
-    "facts", [ROOMY, ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"]
-)
+@pytest.mark.parametrize("name", slow_but(["none"], ["none", "live"]))
+@pytest.mark.parametrize("facts", slow_but([TIGHT], [ROOMY, TIGHT]), ids=["roomy", "tight"])
 def test_two_lp_and_one_hp_end_every_request_once_and_offload_under_load(
-    latency: Latency, facts: ReplicaFacts
+    name: str, facts: ReplicaFacts
 ) -> None:
     requests = drawn(15.0, 8.0)
     result = run(
-        requests, latency=latency, facts=facts, options=RunOptions(keep_times=True, check_every=29)
+        requests,
+        latency=LATENCIES[name],
+        facts=facts,
+        options=RunOptions(keep_times=True, check_every=29),
     )
     assert [v is not None and v.finish_reason for v in result.verdicts] == [
         FinishReason.STOP
@@ -770,6 +772,7 @@ def test_fleets_of_other_sizes_end_everything_too(replicas: int) -> None:
     assert result.finished == len(requests)
 
 
+@pytest.mark.slow
 def test_dropping_on_overload_ends_the_late_ones_and_serves_more_in_time() -> None:
     """Figure 12, in kind."""
     requests = drawn(16.0, 25.0, seed=2)
@@ -797,6 +800,7 @@ def test_baselines_that_drop_end_the_late_ones_and_serve_more_in_time(
     assert dropped.met_fraction > kept.met_fraction
 
 
+@pytest.mark.slow
 def test_under_overload_more_are_served_in_time_than_by_fcfs_with_the_same_batches_and_turns() -> (
     None
 ):
