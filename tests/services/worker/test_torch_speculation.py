@@ -193,13 +193,13 @@ def without_drafts(folder: Path, device: str) -> dict[int, Played]:
     ("draft", "way"),
     [
         ("near", "as it comes"),
-        ("near", "without sparse kernels"),
-        ("near", "gathered"),
-        ("near", "packed"),
-        ("near", "padded"),
+        *(
+            pytest.param("near", way, marks=pytest.mark.slow)
+            for way in ("without sparse kernels", "gathered", "packed", "padded")
+        ),
         ("near", "in little KV"),
         pytest.param("near", "on CUDA", marks=needs_cuda),
-        ("stranger", "as it comes"),
+        pytest.param("stranger", "as it comes", marks=pytest.mark.slow),
     ],
 )
 def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models: Models) -> None:
