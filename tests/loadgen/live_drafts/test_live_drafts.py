@@ -397,6 +397,7 @@ def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:
     assert found.tokens_per_verification == 1.5
 
 
+@pytest.mark.slow
 async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Questions) -> None:
     pytest.importorskip("torch")
     load = RisingLoad((2.0, 3.0, 4.0), 6.0, (0.1, 0.2, 0.4), seed=3)
