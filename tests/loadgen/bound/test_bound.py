@@ -54,6 +54,7 @@ from tests.loadgen.bound.schedules import (
     pace_s,
     steady,
 )
+from tests.rings import slow_but
 
 QOSERVE = "a100-llama3-8b-qoserve"
 LONGEST = 2048
@@ -107,6 +108,7 @@ def random_requests(
 # ------------------------------------------------------------ no scheduler beats it, unless it spec
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
@@ -166,7 +168,7 @@ def met_fraction(
     return met / len(requests)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", slow_but(["slos_serve", "edf"], registry.names()))
 def test_every_policy_stays_below_it_under_overload(policy: str) -> None:
     requests = overload(seed=3, rate=12.0, duration_s=10.0)
     result = simulate(Traffic(requests, DEMO_3), Deployment(policy, QOSERVE, draft=0.0))
@@ -225,6 +227,7 @@ def excluded_by(
     }
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from([*sorted(FORMS), "flat", "flat"]),
@@ -268,6 +271,7 @@ def test_it_excludes_no_request_of_a_schedule_that_serves_all(
     assert excluded == dict.fromkeys(excluded, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1.0, 0.9])
 def test_it_excludes_requests_if_lock_step_must_be_a_tenth_quicker_and_otherwise_none(
     part: float,

@@ -29,6 +29,7 @@ from shared.policy.slos_serve.demand import (
 )
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, ServiceClass, Slo
+from tests.rings import slow_but
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views
 
@@ -347,7 +348,7 @@ CHAT = TierSet(
 )
 
 
-@pytest.mark.parametrize("latency", ["none", "live"])
+@pytest.mark.parametrize("latency", slow_but(["none"], ["none", "live"]))
 def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_first_served(
     latency: str,
 ) -> None:
