@@ -68,6 +68,7 @@ def test_at_a_rate_the_fewest_violations_stand_first_and_simulate_finds_the_same
         assert simulated["settings"] == one["figures"]["settings"]
 
 
+@pytest.mark.slow
 def test_without_a_rate_the_most_capacity_stands_first_and_capacity_finds_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,6 +83,7 @@ def test_without_a_rate_the_most_capacity_stands_first_and_capacity_finds_the_sa
     assert alone["probes"] == best["probes"]
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

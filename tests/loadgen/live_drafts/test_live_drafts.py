@@ -262,6 +262,7 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
         assert profile.batch_s(one.shape) == pytest.approx(one.pass_s + 0.0005, rel=0.05)
 
 
+@pytest.mark.slow
 def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_path: Path) -> None:
     requests = LOAD.requests(prompts)[:60]
     contestant = Contestant("vllm", {"spec_tokens": str(VLLM_DRAFTS + 3)})
@@ -303,6 +304,7 @@ def compared(prompts: Questions, folder: Path) -> Comparison:
     )
 
 
+@pytest.mark.slow
 def test_the_simulator_serves_the_load_and_the_page_shows_both(
     prompts: Questions, tmp_path: Path
 ) -> None:
