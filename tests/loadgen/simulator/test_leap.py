@@ -60,7 +60,7 @@ def drawn(
 def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(
     policy: str, workload: str, facts: ReplicaFacts
 ) -> None:
-    requests = drawn(workload, 1.5, 40.0, seed=11)
+    requests = drawn(workload, 1.5, 20.0, seed=11)
     leapt, stepped = both(requests, policy, facts)
     assert leapt.events < stepped.events or leapt.verifications, (
         "nothing was leapt over, and no request speculated"
@@ -96,7 +96,7 @@ def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds also where KV is short, and with two plans in flight, as live."""
-    requests = drawn("sharegpt", 1.5, 40.0, seed=11)
+    requests = drawn("sharegpt", 1.5, 20.0, seed=11)
 
     def run(latency: Latency) -> SimulationResult:
         return simulate(

@@ -164,7 +164,7 @@ def watched() -> Iterator[dict[int, Waits]]:
 # The same loads each time: what bounds the waits here is measured, not derived.
 @pytest.mark.slow
 @settings(
-    deadline=None, max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, max_examples=2, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
     tiers=st.sampled_from(sorted(TIERS)),

@@ -94,7 +94,7 @@ loads_of_any = loads_judged_by(*Definition)
 searched = settings(
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("RUNS", "4")),
+    max_examples=int(os.environ.get("RUNS", "2")),
     phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -305,7 +305,7 @@ LOST_MORE = 1
 # ShareGPT is left out: its long answers would take most of the time.
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["chatbot", "coder", "mix"])
-@settings(searched, max_examples=int(os.environ.get("RUNS", "2")))
+@settings(searched, max_examples=int(os.environ.get("RUNS", "1")))
 @given(
     load=loads_of_any,
     slo=tight,

@@ -100,7 +100,7 @@ def ahead(workload: str, load: Load) -> dict[str, str]:
 @settings(
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("SEARCH", "2")),
+    max_examples=int(os.environ.get("SEARCH", "1")),
     phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
