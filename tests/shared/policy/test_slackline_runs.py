@@ -382,7 +382,7 @@ def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", Part)
 def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
-    requests = planned(DEMO_3, 12.0, 5)
+    requests = planned(DEMO_3, 12.0, 5)[:120]
     without = {"without": part.value}
     deployment = Deployment("slackline", "a100-llama3-8b", settings=without, facts=ROOMY)
     result = checked(Traffic(requests, DEMO_3, seed=5), deployment)
