@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from loadgen.fleet.ports import free_port
 from tests.infra.page_run import PageRun, blocks
 
