@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml requirements.lock Makefile
 test: $(STAMP) ## the fast tests, with ruff and mypy --strict beside them (8 minutes on two cores)
 	$(PY) -m tests.rings fast -- $(ARGS)
 
-test-slow: $(STAMP) ## the tests that `make test` leaves out, and a live fleet against the simulator (15 minutes)
+test-slow: $(STAMP) ## the tests that `make test` leaves out, and a live fleet against the simulator (20 minutes)
 	$(PY) -m tests.rings slow live -- $(ARGS)
 
 check: $(STAMP) ## all of both
