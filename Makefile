@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_ENV)/.installed
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.installed
 
-.PHONY: help setup test test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots models clean
+.PHONY: help setup test test-slow check test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 24
@@ -43,12 +43,14 @@ $(STAMP): pyproject.toml requirements.lock Makefile
 	$(PY) -m pip install -qq --no-deps --no-build-isolation -e .; \
 	echo "$$digest" > $@
 
-test: $(STAMP) ## ruff, mypy --strict and the whole test suite
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy --strict
-	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm --ignore=tests/clients --ignore=tests/infra/test_containers.py $(ARGS)
-	$(PY) -m pytest -rs tests/fleet/test_live_agrees.py # live against simulated: it needs the machine to itself
+test: $(STAMP) ## the fast tests, with ruff and mypy --strict beside them (8 minutes on two cores)
+	$(PY) -m tests.rings fast -- $(ARGS)
+
+test-slow: $(STAMP) ## the tests that `make test` leaves out, and a live fleet against the simulator (20 minutes)
+	$(PY) -m tests.rings slow live -- $(ARGS)
+
+check: $(STAMP) ## all of both
+	$(PY) -m tests.rings fast slow live -- $(ARGS)
 
 $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt | $(STAMP)
 	@echo "[1/4] virtual environment in $(VLLM_ENV): 3.5 GB in all, two minutes"; \

@@ -4,6 +4,7 @@ deadlines for examples.
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,15 @@ from shared.bus.nats import connect
 # press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is no failure: no example has a deadline, and drawing one may take its time.
-settings.register_profile("slackline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is no failure: no example has a deadline, and drawing one may take its time. Each
+# property tries SLACKLINE_EXAMPLES, unless it says how many.
+settings.register_profile(
+    "slackline",
+    deadline=None,
+    print_blob=True,
+    max_examples=int(os.environ.get("SLACKLINE_EXAMPLES", "25")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("slackline")
 
 

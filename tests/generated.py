@@ -1,11 +1,9 @@
 """Messages made from their types: valid ones, near-valid ones, and bytes that were tampered with.
 
-SLACKLINE_EXAMPLES is how many each test tries; `make fuzz` raises it. Hypothesis draws the seeds,
-and prints that of a failure.
+Hypothesis draws the seeds, and prints that of a failure; `make fuzz` raises SLACKLINE_EXAMPLES.
 """
 
 import math
-import os
 import struct
 from collections.abc import Callable
 from random import Random
@@ -16,7 +14,6 @@ import msgspec.inspect as types
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-EXAMPLES = int(os.environ.get("SLACKLINE_EXAMPLES", "60"))
 # what breaks decoders, arithmetic, stores and templates elsewhere
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63),
@@ -29,11 +26,10 @@ ODD: list[Any] = [
 FLOATS = (0.0, 0.5, 1.0, 3.25, 1e-9, 1e9, 5e-324, 1e308, -1.0, -1e308)
 
 seeds = st.randoms(use_true_random=True)
-few = settings(max_examples=max(4, EXAMPLES // 10), suppress_health_check=list(HealthCheck))
-fuzzed = settings(
-    max_examples=EXAMPLES,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+few = settings(
+    max_examples=max(4, settings().max_examples // 10), suppress_health_check=list(HealthCheck)
 )
+fuzzed = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def valid(kind: Any, rng: Random, *, json: bool = False) -> Any:

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.chaos.endure import endure, on_one_broker, on_three_brokers
 from tests.chaos.faults import Arena, of_one_broker, of_three_brokers
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 SEED = 20_261_123
 REQUESTS, DURING_S = 24, 3.0
 

@@ -130,6 +130,7 @@ async def test_a_batch_of_lines_gives_a_file_of_answers(
     assert len(ids) == 40
 
 
+@pytest.mark.slow
 async def test_killed_processes_neither_lose_nor_double_a_line(
     fleet: Fleet, client: openai.AsyncOpenAI
 ) -> None:
@@ -179,6 +180,7 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[str]:
         await serving
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_was_paused_finds_that_another_took_over(fleet: Fleet) -> None:
     async with (
         second_gateway(fleet) as url,
@@ -353,6 +355,7 @@ async def test_what_is_wrong_is_refused_by_its_name(
     assert "regex" not in error["message"]
 
 
+@pytest.mark.slow
 async def test_no_tenant_reads_anothers_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("keys")
     keys = {tenant: new_key() for tenant in ("acme", "other")}

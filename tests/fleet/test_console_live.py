@@ -179,6 +179,7 @@ async def test_status_says_that_a_fleet_works(fleet: Fleet) -> None:
     assert [r["name"] for r in found["fleet"]["replicas"]] == ["r1", "r2"]
 
 
+@pytest.mark.slow
 async def test_the_profile_of_a_worker_can_be_kept_in_a_file(fleet: Fleet, tmp_path: Path) -> None:
     kept = tmp_path / "mine.json"
     code, out, err = await said(fleet, "profile", "running", "--replica", "r2", "--out", str(kept))
@@ -193,6 +194,7 @@ async def test_the_profile_of_a_worker_can_be_kept_in_a_file(fleet: Fleet, tmp_p
     assert code == 2 and "r1, r2" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 async def test_what_a_fleet_serves_is_recorded_as_a_trace(
     fleet: Fleet, tmp_path: Path, end: signal.Signals
@@ -220,6 +222,7 @@ async def test_what_a_fleet_serves_is_recorded_as_a_trace(
     assert sorted(rows) == sorted([(prompts[0], 50, "interactive"), (prompts[1], 7, "batch")])
 
 
+@pytest.mark.slow
 async def test_a_recording_of_some_seconds_ends_once_its_last_request_has(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -254,6 +257,7 @@ async def test_a_recording_leaves_what_is_there_alone_while_no_fleet_is_heard(
     assert path.read_text() == "precious"
 
 
+@pytest.mark.slow
 async def test_top_shows_the_fleet_until_q_is_pressed(fleet: Fleet) -> None:
     access, (ours, its) = fleet.access(), pty.openpty()
     termios.tcsetwinsize(its, (40, 80))

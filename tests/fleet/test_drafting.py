@@ -79,6 +79,7 @@ def counts_on(page: str) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> None:
     pytest.importorskip("torch")
     spec = FleetSpec(
@@ -113,6 +114,7 @@ async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> Non
         assert each.verifications > 0 and 0 < each.accepted[0] <= 1
 
 
+@pytest.mark.slow
 async def test_requests_that_draft_say_the_same_when_their_worker_is_killed_in_the_middle() -> None:
     """The worker that holds most of them is killed once each has a token; the other drafts on."""
     pytest.importorskip("torch")

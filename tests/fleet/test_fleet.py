@@ -138,6 +138,7 @@ async def test_ctrl_c_before_it_is_ready_is_answered_at_once_and_leaves_no_proce
     assert [pid for pid in pids if not gone(pid)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     process, lines, pids = await started()
@@ -155,6 +156,7 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     assert log_files(lines) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_a_closed_terminal_stops_a_fleet_and_leaves_no_process_behind() -> None:
     # under nohup SIGHUP is ignored, and a child would ignore it too; of a handler it gets nothing
@@ -190,6 +192,7 @@ async def test_commands_of_the_same_user_need_no_url_and_no_key_while_it_runs(
     assert not note.exists()
 
 
+@pytest.mark.slow
 async def test_the_first_lines_say_what_keys_of_http_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ async def test_the_first_lines_say_what_keys_of_http_close(
     assert await process.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is there only on Linux")
 async def test_a_fleet_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
     process, _, pids = await started("--store", str(tmp_path))

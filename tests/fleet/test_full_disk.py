@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.users import Role, User
@@ -22,6 +23,7 @@ async def until_ready_is(http: httpx.AsyncClient, status: int) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_stops_nothing_for_good_and_heals_by_itself(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         # logs and store on the same disk

@@ -36,6 +36,7 @@ from tests.fleet.live import (
     until_running,
 )
 from tests.fleet.processes import children_of
+from tests.rings import slow_but
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEED = 20_261_121
@@ -95,7 +96,9 @@ def kill(*victims: Child) -> Disturb:
     return disturb
 
 
-@pytest.mark.parametrize("name", ["planner", "admission", "relegation", "nats-server"])
+@pytest.mark.parametrize(
+    "name", slow_but(["planner"], ["planner", "admission", "relegation", "nats-server"])
+)
 async def test_nothing_is_lost_when_a_process_is_killed_under_load(fleet: Fleet, name: str) -> None:
     victim = fleet.process(name)
     starts = victim.starts
@@ -103,6 +106,7 @@ async def test_nothing_is_lost_when_a_process_is_killed_under_load(fleet: Fleet,
     assert victim.starts == starts + 1
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_relegation_is_killed_in_the_middle_of_handing_out(
     fleet: Fleet,
 ) -> None:
@@ -157,6 +161,7 @@ async def test_requests_go_on_elsewhere_when_their_worker_is_killed(fleet: Fleet
     assert await survive(fleet, kill(fleet.process("worker-r1")), SEED + 1, victim="r1") > 0
 
 
+@pytest.mark.slow
 async def test_requests_go_on_elsewhere_when_their_worker_does_not_come_back(fleet: Fleet) -> None:
     worker = fleet.process("worker-r2")
 
@@ -182,6 +187,7 @@ async def test_a_worker_that_slept_while_it_was_declared_lost_says_nothing_more(
     assert await survive(fleet, pause, SEED + 3, victim="r1") > 0
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_worker_and_planner_are_killed_together(fleet: Fleet) -> None:
     await survive(fleet, kill(fleet.process("worker-r2"), fleet.process("planner")), SEED + 4)
 
@@ -245,6 +251,7 @@ async def torch_fleet(folder: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.slow
 async def test_sampled_text_goes_on_without_a_splice_when_a_torch_worker_or_its_engine_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.core.worker import WorkerCore
@@ -263,7 +263,6 @@ class Client:
             self.over = self.over or isinstance(event, End)
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
     data: st.DataObject,

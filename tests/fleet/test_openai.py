@@ -561,6 +561,7 @@ async def torch_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         )
 
 
+@pytest.mark.slow
 async def test_a_real_model_repeats_itself_when_greedy_or_with_the_same_seed(
     torch_fleet: Fleet,
 ) -> None:
@@ -589,6 +590,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_schema_that_never_compiles_is_its_own_requests_400_and_stops_nobody(
     torch_fleet: Fleet,
 ) -> None:
@@ -614,6 +616,7 @@ async def test_a_schema_that_never_compiles_is_its_own_requests_400_and_stops_no
         assert (good.choices[0].message.content or "").startswith("{")
 
 
+@pytest.mark.slow
 async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_streamed(
     torch_fleet: Fleet,
 ) -> None:

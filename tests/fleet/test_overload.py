@@ -15,7 +15,7 @@ from shared.client.client import Client
 from shared.schemas import GenerateRequest, Refused, Sampling, Verdict
 from tests.fleet.live import WAIT_S, ask, client_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 REQUESTS_S = 80  # a fleet of two does about five of these
 FOR_S = 8
 PROMPT = [7] * 4000

@@ -214,6 +214,7 @@ async def test_without_parallel_calls_the_first_stays_alone(scripted: openai.Asy
     assert called(response) == CALLS[:1]
 
 
+@pytest.mark.slow
 async def test_a_model_is_held_to_the_named_tool(modelled: openai.AsyncOpenAI) -> None:
     response = await modelled.responses.create(
         model=await model_of(modelled),
@@ -226,6 +227,7 @@ async def test_a_model_is_held_to_the_named_tool(modelled: openai.AsyncOpenAI) -
     assert call["arguments"]["city"] in WARMTH
 
 
+@pytest.mark.slow
 async def test_parse_gives_an_object_of_the_class(modelled: openai.AsyncOpenAI) -> None:
     from pydantic import BaseModel
 
@@ -243,6 +245,7 @@ async def test_parse_gives_an_object_of_the_class(modelled: openai.AsyncOpenAI) 
     assert isinstance(response.output_parsed, City)
 
 
+@pytest.mark.slow
 async def test_log_probabilities_come_with_the_text(modelled: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {
         "model": await model_of(modelled),

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -88,7 +88,6 @@ slos = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     slos,
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=1, max_size=12),

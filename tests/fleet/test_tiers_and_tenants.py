@@ -3,10 +3,13 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from loadgen.fleet.ports import free_port
 from tests.infra.page_run import PageRun, blocks
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     nats, http = str(free_port()), str(free_port())
     file = str(tmp_path / "slackline.toml")

@@ -164,6 +164,7 @@ async def test_a_model_is_held_to_a_required_call(modelled: openai.AsyncOpenAI) 
         assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.slow
 async def test_a_model_may_be_held_to_several_calls(modelled: openai.AsyncOpenAI) -> None:
     """This one seldom stops by itself: its last call may be cut off."""
     choice = await ask(modelled, tool_choice="required", seed=1, max_tokens=200)
@@ -174,6 +175,7 @@ async def test_a_model_may_be_held_to_several_calls(modelled: openai.AsyncOpenAI
         assert isinstance(json.loads(call.function.arguments), dict)
 
 
+@pytest.mark.slow
 async def test_a_model_is_held_to_the_named_tool(modelled: openai.AsyncOpenAI) -> None:
     named = {"type": "function", "function": {"name": "temperature"}}
     for seed in range(3):
@@ -183,12 +185,14 @@ async def test_a_model_is_held_to_the_named_tool(modelled: openai.AsyncOpenAI) -
         assert call["arguments"]["city"] in WARMTH
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_not_held_answers_in_text(modelled: openai.AsyncOpenAI) -> None:
     choice = await ask(modelled, temperature=0, max_tokens=40)
     assert choice.message.content
     assert choice.message.tool_calls is None
 
 
+@pytest.mark.slow
 async def test_parse_gives_an_object_of_the_class(modelled: openai.AsyncOpenAI) -> None:
     from pydantic import BaseModel
 

@@ -28,7 +28,7 @@ from shared.request_timeline import Happened
 from shared.schemas import Delta, Explain, Explanation, GenerateRequest, Sampling
 from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 CLOSE_S = 1e-3
 PAGE = Path(__file__).parents[2] / "docs" / "why-late.md"
 FENCE = re.compile(r"```sh\n(.*?)```", re.DOTALL)

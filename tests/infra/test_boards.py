@@ -208,6 +208,7 @@ async def until_each_has_data(scraped: Prometheus, exprs: list[str]) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 async def test_every_query_has_data_of_a_real_fleet_and_exemplars_lead_to_its_traces(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from tests.infra.page_run import PageRun, blocks
 YOURS = "/srv/models/Llama-3-8B-Instruct"
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     look, up, ask, load, keep = blocks("run-on-my-gpu.md", "## With torch")

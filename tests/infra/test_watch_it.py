@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from loadgen.fleet.ports import free_port
 from tests.infra.page_run import WITHIN_S, PageRun, blocks
 from tests.infra.prometheus import SHIPPED, find
@@ -14,6 +16,7 @@ from tests.infra.prometheus import SHIPPED, find
 TOLD = ('{tier="chat"} =>', 'type="ttft"} =>', '{replica="r1"} =>', '{model_name="sim-')
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     find("prometheus")
     up, watch, load, look = blocks("watch-it.md", "## On this machine")

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -44,7 +44,6 @@ class Machine:
 # ---------------------------------------------------------------- one process
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 3 * READINGS), st.floats(0.001, 1.0), max_size=READINGS - 1))
 def test_preemptions_while_the_clocks_are_read_leave_no_offset_behind(
     preempted: dict[int, float],
@@ -63,7 +62,6 @@ def test_a_wall_clock_that_is_moved_does_not_move_ours_but_is_seen() -> None:
     assert clock.host_ahead_s() == pytest.approx(60.0, abs=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(0.1, 20)), max_size=5))
 def test_a_clock_that_is_slewed_never_goes_back_and_goes_as_far_as_was_asked(
     slews: list[tuple[float, float]],
@@ -84,7 +82,6 @@ def test_a_clock_that_is_slewed_never_goes_back_and_goes_as_far_as_was_asked(
 # ---------------------------------------------------------------- two processes
 
 
-@settings(deadline=None)
 @given(
     st.floats(-5, 5),
     st.lists(st.floats(0.0, 2.0), min_size=ENOUGH, max_size=200),

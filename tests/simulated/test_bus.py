@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -305,7 +305,6 @@ def test_a_handler_that_fails_ends_the_run():
 tokens = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(tokens, st.data())
 def test_a_subject_matches_itself_with_any_tokens_starred_and_any_tail_cut(
     subject: list[str], data: st.DataObject
@@ -319,7 +318,6 @@ def test_a_subject_matches_itself_with_any_tokens_starred_and_any_tail_cut(
     assert not matches([*subject[:-1], "d"], subject)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32))
 def test_whatever_the_faults_a_counter_kept_by_compare_and_set_never_skips_or_repeats(seed: int):
     async def main(net: SimNet) -> None:

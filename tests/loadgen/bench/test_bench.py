@@ -47,6 +47,7 @@ PROCESSES = {
 }
 
 
+@pytest.mark.slow
 def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path) -> None:
     out = tmp_path / "new" / "bench.json"
     command = [

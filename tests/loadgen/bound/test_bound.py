@@ -54,6 +54,7 @@ from tests.loadgen.bound.schedules import (
     pace_s,
     steady,
 )
+from tests.rings import slow_but
 
 QOSERVE = "a100-llama3-8b-qoserve"
 LONGEST = 2048
@@ -107,6 +108,7 @@ def random_requests(
 # ------------------------------------------------------------ no scheduler beats it, unless it spec
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
@@ -166,7 +168,7 @@ def met_fraction(
     return met / len(requests)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", slow_but(["slos_serve", "edf"], registry.names()))
 def test_every_policy_stays_below_it_under_overload(policy: str) -> None:
     requests = overload(seed=3, rate=12.0, duration_s=10.0)
     result = simulate(Traffic(requests, DEMO_3), Deployment(policy, QOSERVE, draft=0.0))
@@ -225,7 +227,7 @@ def excluded_by(
     }
 
 
-@settings(deadline=None, max_examples=30)
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from([*sorted(FORMS), "flat", "flat"]),
@@ -269,6 +271,7 @@ def test_it_excludes_no_request_of_a_schedule_that_serves_all(
     assert excluded == dict.fromkeys(excluded, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1.0, 0.9])
 def test_it_excludes_requests_if_lock_step_must_be_a_tenth_quicker_and_otherwise_none(
     part: float,
@@ -348,7 +351,6 @@ def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
 # ------------------------------------------------------------ its foundations
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     definition=st.sampled_from([Definition.MEAN_TPOT, Definition.MAX_TPOT_10]),
     output=st.sampled_from([2, 10, 11, 12, 1001, 5003, 120_000]),
@@ -380,7 +382,6 @@ def test_a_token_that_a_mean_tolerates_is_in_time_however_long_the_output(
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 10**6))
 def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> None:
     rng, profile = Random(seed), FORMS[name]
@@ -409,7 +410,6 @@ def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> Non
         assert charged_s <= profile.batch_s(shape) * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     """All payments for steps together are at most one share for as many steps as the quickest pace
@@ -430,7 +430,6 @@ def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     assert paid.sum() <= whole_s / slo.tbt_s + len(requests) + 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 20)), min_size=1, max_size=12),
     st.integers(0, 10**6),

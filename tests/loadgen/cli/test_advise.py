@@ -68,6 +68,7 @@ def advised(
     return found
 
 
+@pytest.mark.slow
 def test_more_load_needs_more_replicas_and_one_fewer_is_not_enough(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_more_load_needs_more_replicas_and_one_fewer_is_not_enough(
     assert sum(heavy["shown"]["minutes"]["offered"]) == heavy["requests"] == 800
 
 
+@pytest.mark.slow
 def test_where_each_kind_needs_one_gpu_the_cheaper_one_is_enough(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_where_each_kind_needs_one_gpu_the_cheaper_one_is_enough(
     assert "1 requests" not in told
 
 
+@pytest.mark.slow
 def test_requests_that_may_wait_are_done_some_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_requests_that_no_fleet_serves_in_time_are_told_and_not_counted(
     assert found["shown"]["figures"]["by_tier"]["whole"]["violated"] == 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_keeps_a_pace_that_no_fleet_keeps_without_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_draft_model_keeps_a_pace_that_no_fleet_keeps_without_one(
     assert with_it[1] > without_it[1] + 0.2
 
 
+@pytest.mark.slow
 def test_the_answer_is_printed_with_the_plots(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli.main import main
@@ -46,7 +46,6 @@ def probe_of(violated: Any, tried: list[float]) -> Any:
     return probe
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.floats(0.02, 900.0), st.floats(0.02, 900.0), st.sampled_from((0.001, 0.01, 0.1)))
 def test_a_sharp_limit_is_found_from_below_within_the_precision(
     limit_rps: float, first_rps: float, precision: float
@@ -59,7 +58,6 @@ def test_a_sharp_limit_is_found_from_below_within_the_precision(
     assert len(tried) == len(set(tried)) < 50
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(0, 10_000), st.floats(0.1, 100.0))
 def test_near_a_blurred_limit_the_found_rate_passes_and_the_next_step_up_fails(
     noise: int, first_rps: float

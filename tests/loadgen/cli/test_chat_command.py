@@ -112,6 +112,7 @@ async def test_an_id_used_before_is_attached_to_and_its_first_times_are_told(fle
     assert "attached to an earlier request" in err
 
 
+@pytest.mark.slow
 async def test_without_a_tier_a_fleet_with_tiers_of_its_own_takes_its_default_one(
     tmp_path: Path,
 ) -> None:

@@ -63,6 +63,7 @@ def test_each_policy_is_served_just_what_simulate_serves_it(
     assert {"met_fraction", "violated_fraction"} <= set(found["bound"])
 
 
+@pytest.mark.slow
 def test_no_policy_is_better_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     for one in printed(capsys, [*COMPARE, "--rates", "6,40", "--jobs", "1"])["rates"]:
         assert all(
@@ -71,6 +72,7 @@ def test_no_policy_is_better_than_the_bound(capsys: pytest.CaptureFixture[str]) 
         )
 
 
+@pytest.mark.slow
 def test_the_results_do_not_depend_on_the_number_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -92,6 +94,7 @@ def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFi
     assert any("edf" in line for line in ended)
 
 
+@pytest.mark.slow
 def test_plots_are_written_and_say_what_they_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

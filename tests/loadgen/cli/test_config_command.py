@@ -9,6 +9,7 @@ import pytest
 
 from loadgen.cli.main import main
 from shared.process.configuration import SECTIONS
+from tests.rings import slow_but
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -52,85 +53,85 @@ def test_the_example_of_the_page_is_explained_line_by_line(
     assert not at_once["worker.profile_s"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "faults"),
-    [
+WRONG = [
+    (
+        "policy = 'no-such'\n[gateway]\nhost = '0.0.0.0'\n[worker]\npace = 'fast'\npaec = 1\n",
+        [
+            "no-such",
+            "without keys only loopback is served",
+            r"line 5: worker.pace: Expected `float`",
+            r"line 6: unknown key 'paec' in \[worker\]; the nearest is pace; there are: ",
+        ],
+    ),
+    (
+        "[tiers.chat]\nslo = { ttft_s = 1 }\n\n[tiers.nightly]\nslo = { ttlt = 9 }\n",
+        [r"^wrong      line 5: tiers\.nightly\.slo\.ttlt: unknown field; the nearest is ttlt_"],
+    ),
+    (
+        "[tiers.chat]\nslo = { ttft = 1 }\n",
+        [r"^wrong      line 2: tiers\.chat\.slo\.ttft: unknown field; the nearest is ttft_s;"],
+    ),
+    (
+        "[tenants.acme]\nweight = 1.0\n[tenants.b]\nkeys = ['x']\nwieght = 2\n",
+        [
+            r"^wrong      line 4: tenants\.b\.keys\.0: Expected the SHA-256 that ",
+            r"^wrong      line 5: tenants\.b\.wieght: unknown field; the nearest is weight; ",
+        ],
+    ),
+    (
+        "[tenants.acme]\nweight = 1.0\n[tenants.b]\nweight = 2\nwieght = 2\n",
+        [r"^wrong      line 5: .*wieght: unknown field; the nearest is weight; there are: b"],
+    ),
+    (
+        "[tiers.chat]\nslo = {}\n",
+        ["^wrong      tiers: tier `chat` has an SLO without any bound$"],
+    ),
+    (
+        "[tiers.auto]\nslo = { ttft_s = 1 }\n",
+        ["^wrong      tiers: tier name `auto` is taken: it stands for the default tier$"],
+    ),
+    ("[gateway]\nport = 99999\n", [r"^wrong      line 2: gateway\.port: .* <= 65535$"]),
+    (
         (
-            "policy = 'no-such'\n[gateway]\nhost = '0.0.0.0'\n[worker]\npace = 'fast'\npaec = 1\n",
-            [
-                "no-such",
-                "without keys only loopback is served",
-                r"line 5: worker.pace: Expected `float`",
-                r"line 6: unknown key 'paec' in \[worker\]; the nearest is pace; there are: ",
-            ],
+            "colour = 'red'\ndefault_tier = 'nobody'\npolicy = 'no-such'\n"
+            "[tiers.chat]\nslo = { ttft_s = -1, tbt = 0.1 }\nshare = 'many'\n"
+            "[tenants.acme]\nweight = 0\nslo = 5\n[wroker]\na = 1\n"
         ),
+        [
+            r"^wrong      line 1: unknown key 'colour'; there are: ",
+            r"^wrong      line 5: tiers\.chat\.slo\.ttft_s: Expected `float` >= 0\.0001$",
+            r"^wrong      line 5: tiers\.chat\.slo\.tbt: unknown field; the nearest is tbt_s",
+            r"^wrong      line 6: tiers\.chat\.share: Expected `float`, got `str`$",
+            r"^wrong      line 8: tenants\.acme\.weight: Expected `float` > 0\.0$",
+            r"^wrong      line 9: tenants\.acme\.slo: Expected `object`, got `int`$",
+            r"^wrong      line 11: unknown key 'wroker'; the nearest is worker; ",
+            r"^wrong      no policy is called 'no-such'; ",
+        ],
+    ),
+    (
+        "[tiers.chat]\nslo = 5\n[tiers.nightly]\nshare = 2\n",
+        [
+            r"^wrong      line 2: tiers\.chat\.slo: Expected `object`, got `int`$",
+            r"^wrong      line 4: tiers\.nightly: missing required field `slo`$",
+        ],
+    ),
+    (
         (
-            "[tiers.chat]\nslo = { ttft_s = 1 }\n\n[tiers.nightly]\nslo = { ttlt = 9 }\n",
-            [r"^wrong      line 5: tiers\.nightly\.slo\.ttlt: unknown field; the nearest is ttlt_"],
+            "default_tier = 'x'\n[tiers.auto]\nslo = {}\n[tenants.'a b']\nweight = 1\n"
+            "[tenants.'*'.slo]\nttft_x = 2\n"
         ),
-        (
-            "[tiers.chat]\nslo = { ttft = 1 }\n",
-            [r"^wrong      line 2: tiers\.chat\.slo\.ttft: unknown field; the nearest is ttft_s;"],
-        ),
-        (
-            "[tenants.acme]\nweight = 1.0\n[tenants.b]\nkeys = ['x']\nwieght = 2\n",
-            [
-                r"^wrong      line 4: tenants\.b\.keys\.0: Expected the SHA-256 that ",
-                r"^wrong      line 5: tenants\.b\.wieght: unknown field; the nearest is weight; ",
-            ],
-        ),
-        (
-            "[tenants.acme]\nweight = 1.0\n[tenants.b]\nweight = 2\nwieght = 2\n",
-            [r"^wrong      line 5: .*wieght: unknown field; the nearest is weight; there are: b"],
-        ),
-        (
-            "[tiers.chat]\nslo = {}\n",
-            ["^wrong      tiers: tier `chat` has an SLO without any bound$"],
-        ),
-        (
-            "[tiers.auto]\nslo = { ttft_s = 1 }\n",
-            ["^wrong      tiers: tier name `auto` is taken: it stands for the default tier$"],
-        ),
-        ("[gateway]\nport = 99999\n", [r"^wrong      line 2: gateway\.port: .* <= 65535$"]),
-        (
-            (
-                "colour = 'red'\ndefault_tier = 'nobody'\npolicy = 'no-such'\n"
-                "[tiers.chat]\nslo = { ttft_s = -1, tbt = 0.1 }\nshare = 'many'\n"
-                "[tenants.acme]\nweight = 0\nslo = 5\n[wroker]\na = 1\n"
-            ),
-            [
-                r"^wrong      line 1: unknown key 'colour'; there are: ",
-                r"^wrong      line 5: tiers\.chat\.slo\.ttft_s: Expected `float` >= 0\.0001$",
-                r"^wrong      line 5: tiers\.chat\.slo\.tbt: unknown field; the nearest is tbt_s",
-                r"^wrong      line 6: tiers\.chat\.share: Expected `float`, got `str`$",
-                r"^wrong      line 8: tenants\.acme\.weight: Expected `float` > 0\.0$",
-                r"^wrong      line 9: tenants\.acme\.slo: Expected `object`, got `int`$",
-                r"^wrong      line 11: unknown key 'wroker'; the nearest is worker; ",
-                r"^wrong      no policy is called 'no-such'; ",
-            ],
-        ),
-        (
-            "[tiers.chat]\nslo = 5\n[tiers.nightly]\nshare = 2\n",
-            [
-                r"^wrong      line 2: tiers\.chat\.slo: Expected `object`, got `int`$",
-                r"^wrong      line 4: tiers\.nightly: missing required field `slo`$",
-            ],
-        ),
-        (
-            (
-                "default_tier = 'x'\n[tiers.auto]\nslo = {}\n[tenants.'a b']\nweight = 1\n"
-                "[tenants.'*'.slo]\nttft_x = 2\n"
-            ),
-            [
-                "^wrong      tiers: default is `x`, .*; tier name `auto` is taken: .*; tier ",
-                r"^wrong      tenants: tenant `a b` must be .*; tenant `\*`: its slo must be in ",
-            ],
-        ),
-        ("[gateway\n", ["^wrong      the configuration .*/slackline.toml cannot be read: "]),
-        ("[nobody]\n", ["^wrong      unknown key 'nobody'"]),
-        ("worker = 5\n", ["^wrong      worker: worker in .* must be a section, "]),
-    ],
-)
+        [
+            "^wrong      tiers: default is `x`, .*; tier name `auto` is taken: .*; tier ",
+            r"^wrong      tenants: tenant `a b` must be .*; tenant `\*`: its slo must be in ",
+        ],
+    ),
+    ("[gateway\n", ["^wrong      the configuration .*/slackline.toml cannot be read: "]),
+    ("[nobody]\n", ["^wrong      unknown key 'nobody'"]),
+    ("worker = 5\n", ["^wrong      worker: worker in .* must be a section, "]),
+]
+
+
+@pytest.mark.parametrize(("wrong", "faults"), slow_but([WRONG[0], WRONG[8]], WRONG))
 def test_what_is_wrong_is_told_once_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, faults: list[str]
 ) -> None:

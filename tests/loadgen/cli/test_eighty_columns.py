@@ -114,6 +114,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Shown]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", RUN.values(), ids=RUN)
 def test_the_tables_of_a_command_fit(
     words: tuple[str, ...], terminal: Callable[..., Shown]
@@ -124,6 +125,7 @@ def test_the_tables_of_a_command_fit(
         check(of, lines)
 
 
+@pytest.mark.slow
 def test_the_tables_of_an_advice_fit(terminal: Callable[..., Shown], tmp_path: Path) -> None:
     load, slos = trace(tmp_path / "load.csv", 2.0), tiers(tmp_path / "tiers.json")
     shown = terminal(

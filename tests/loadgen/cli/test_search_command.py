@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli.main import main
@@ -68,6 +68,7 @@ def test_at_a_rate_the_fewest_violations_stand_first_and_simulate_finds_the_same
         assert simulated["settings"] == one["figures"]["settings"]
 
 
+@pytest.mark.slow
 def test_without_a_rate_the_most_capacity_stands_first_and_capacity_finds_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,6 +83,7 @@ def test_without_a_rate_the_most_capacity_stands_first_and_capacity_finds_the_sa
     assert alone["probes"] == best["probes"]
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -140,7 +142,6 @@ def test_ascendra_without_a_grid_searches_what_its_paper_names(
 
 
 @given(st.integers(1, 20))
-@settings(deadline=None)
 def test_the_mixes_searched_for_any_number_of_replicas_are_settings_of_the_policy_and_all_different(
     replicas: int,
 ) -> None:
@@ -156,7 +157,6 @@ def test_the_mixes_searched_for_any_number_of_replicas_are_settings_of_the_polic
 
 
 @given(st.integers(1, 30), st.integers(1, 30))
-@settings(deadline=None)
 def test_pools_of_a_subgroup_are_as_many_as_it_says_and_spread_evenly(low: int, high: int) -> None:
     found = pools(f"{low}L{high}H")
     assert (found.count(LP), found.count(HP)) == (low, high)

@@ -59,6 +59,7 @@ async def seen_below(process: asyncio.subprocess.Process) -> set[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leaves_no_process(
     tmp_path: Path,
@@ -87,6 +88,7 @@ async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leave
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_ctrl_c_in_the_middle_of_it_stops_everything(tmp_path: Path) -> None:
     process = await begun(tmp_path)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import (
@@ -76,7 +76,6 @@ def test_the_recorded_shapes_leave_the_mean_rate_alone(name: str) -> None:
     )
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0.1, 50), st.sampled_from([0.0, 0.25, 1.0, 3.0])),

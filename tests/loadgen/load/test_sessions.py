@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.bound.limit import bound
@@ -152,7 +152,6 @@ def test_without_rounds_no_sessions_are_reported() -> None:
     assert sessions(plan, np.array([True, False])) is None
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.data())
 def test_sessions_are_counted_by_their_rounds(lengths: list[int], data: st.DataObject) -> None:
     plan, broken = [], []

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.workload import (
@@ -134,13 +134,11 @@ def test_pairs_are_those_of_the_shared_description_correlated_as_it_says(name: s
     )
 
 
-@settings(deadline=None, max_examples=50)
 @given(u=st.floats(0, 1, exclude_max=True), v=st.floats(1e-6, 1 - 1e-6))
 def test_values_without_correlation_stay_what_they_were(u: float, v: float) -> None:
     assert coupled(u, v, 0.0) == pytest.approx(v, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     mu=st.floats(0, 9),
     sigma=st.floats(0.1, 3),

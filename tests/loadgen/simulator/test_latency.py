@@ -22,6 +22,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3
 from shared.vocabulary import FinishReason
+from tests.rings import slow_but
 
 LIVE = Latency.live()
 
@@ -95,7 +96,7 @@ def test_without_latency_and_at_the_medians_nothing_is_drawn(
         run(LIVE)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", slow_but(["qoserve"], registry.names()))
 def test_with_tails_longer_than_an_iteration_every_request_ends_once_and_the_books_balance(
     policy: str,
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_replica_that_is_dead_does_not_die_again() -> None:
         run(requests(1.0, 2.0, seed=1), [Outage(1, 5.0), Outage(1, 2.0, 4.0)])
 
 
+@pytest.mark.slow
 def test_every_policy_survives_a_death() -> None:
     planned = requests(4.0, 6.0, seed=4)
     for policy in registry.names():

@@ -24,6 +24,7 @@ from shared.perf import zero_load
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
 from shared.vocabulary import FinishReason
+from tests.rings import slow_but
 
 PROFILE = "a100-llama3-8b"
 ROOMY = ReplicaFacts()
@@ -67,7 +68,7 @@ def without_wall(result: SimulationResult) -> SimulationResult:
     return replace(result, wall_s=0.0)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", slow_but(["fcfs", "slackline"], registry.names()))
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_the_same_arguments_give_the_same_result_to_the_last_digit(
     policy: str, latency: str

@@ -151,6 +151,7 @@ async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next(
     assert await run_all(engine, asked) == expected
 
 
+@pytest.mark.slow
 async def test_a_profile_is_measured_where_the_engine_is() -> None:
     for profile_s in (2.0, 10.0, 50.0):
         cfg = WorkerConfig(engine="torch", profile_s=profile_s)
@@ -163,6 +164,7 @@ async def test_a_profile_is_measured_where_the_engine_is() -> None:
     raise AssertionError("no profile was fitted")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_be_is_refused_with_its_own_words() -> None:
     with pytest.raises(ConfigError, match="float7"):
         async with engine_process(WorkerConfig(engine="torch", dtype="float7"), asyncio.Event()):
@@ -178,6 +180,7 @@ async def test_a_turn_for_a_killed_engine_raises_how_the_engine_ended() -> None:
             await engine.run(turn)
 
 
+@pytest.mark.slow
 async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
     unknown = Turn(
         None, [], [], [], [Work(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
@@ -188,6 +191,7 @@ async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
             await engine.run(unknown)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_is_ended_and_its_worker_told_the_cause() -> None:
     """SIGSTOP stands for a computation without an end."""
     (turn,) = turns([[5, 6, 7]], outputs=0)
@@ -222,6 +226,7 @@ def test_the_watchdog_counts_what_was_asked_and_beats_alone() -> None:
     assert 30.0 <= after_s <= 32.0
 
 
+@pytest.mark.slow
 async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.5, stop.set)
@@ -230,6 +235,7 @@ async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:
             assert engine is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "measuring"])
 def test_no_engine_outlives_a_worker_that_was_killed(ready: bool) -> None:
     with subprocess.Popen(

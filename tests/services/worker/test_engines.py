@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine import Engine, EngineFacts
@@ -22,7 +22,6 @@ from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
 SIM = EngineFacts("sim", "sim", "toy", 64, 16, 512, 16, 261, Tokenizer.builtin().eos_token_ids)
-seeded = settings(deadline=None, print_blob=True, max_examples=100)
 
 
 class Toy:
@@ -82,7 +81,6 @@ def run(engine: Engine, *work: tuple[int, int, bool]) -> list[list[int]]:
 # ---------------------------------------------------------------- sim
 
 
-@seeded
 @given(st.integers(0, 2**32))
 def test_iterations_end_when_the_profile_says_however_late_python_is(seed: int) -> None:
     rng = Random(seed)
@@ -191,7 +189,6 @@ def play(
         yield {slot: blocks(n) for slot, n in computed.items()}
 
 
-@seeded
 @given(st.integers(0, 2**32))
 def test_kv_books_are_exact_under_any_load_execute_and_release(seed: int) -> None:
     engine = sim(SIM._replace(kv_blocks=24, max_slots=8))
@@ -251,7 +248,6 @@ def test_output_is_readable_and_the_same_after_a_preemption() -> None:
     assert out[50:] == again
 
 
-@seeded
 @given(st.integers(0, 2**32), st.integers(2, 6))
 def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold_no_kv(
     seed: int, cap: int

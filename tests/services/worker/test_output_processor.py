@@ -5,7 +5,7 @@ are grouped.
 import time
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.output_processor import Speaker
@@ -15,7 +15,6 @@ from shared.vocabulary import Slot
 
 SLOT = Slot(7)
 TOKENIZER = Tokenizer.builtin()
-seeded = settings(deadline=None, print_blob=True, max_examples=300)
 # Few letters, so that stop strings begin, fail and overlap often.
 texts = st.text("abé🙂", max_size=40)
 stops = st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=4)
@@ -38,7 +37,6 @@ def expected(text: str, stops: list[str]) -> tuple[str, int | None]:
     return text, None
 
 
-@seeded
 @given(texts, stops, cuts)
 def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(
     text: str, stops: list[str], cuts: list[int]
@@ -59,7 +57,6 @@ def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(
     assert kept == (len(text.encode()) if stop_at is None else stop_at)
 
 
-@seeded
 @given(texts, stops, cuts)
 def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
     text: str, stops: list[str], cuts: list[int]
@@ -78,7 +75,6 @@ def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
     assert said == expected(text, stops)[0]
 
 
-@seeded
 @given(texts, stops)
 def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(
     text: str, stops: list[str]
@@ -131,7 +127,6 @@ def test_how_long_a_token_takes_to_say() -> None:
         print(f"speaker, {name}: {each_us:.2f} us per token")
 
 
-@seeded
 @given(texts, stops, cuts, st.integers(0, 60))
 def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(
     text: str, stops: list[str], cuts: list[int], least: int

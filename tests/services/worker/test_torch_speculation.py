@@ -193,13 +193,13 @@ def without_drafts(folder: Path, device: str) -> dict[int, Played]:
     ("draft", "way"),
     [
         ("near", "as it comes"),
-        ("near", "without sparse kernels"),
-        ("near", "gathered"),
-        ("near", "packed"),
-        ("near", "padded"),
-        ("near", "in little KV"),
+        *(
+            pytest.param("near", way, marks=pytest.mark.slow)
+            for way in ("without sparse kernels", "gathered", "packed", "padded")
+        ),
+        pytest.param("near", "in little KV", marks=pytest.mark.slow),
         pytest.param("near", "on CUDA", marks=needs_cuda),
-        ("stranger", "as it comes"),
+        pytest.param("stranger", "as it comes", marks=pytest.mark.slow),
     ],
 )
 def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models: Models) -> None:
@@ -253,6 +253,7 @@ def exact_shares(folder: Path, context: list[int], heat: float) -> dict[tuple[in
     return {divmod(n, len(first)): float(p) for n, p in enumerate(joint.flatten())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["as it comes", pytest.param("on CUDA", marks=needs_cuda)])
 def test_drawn_tokens_have_the_targets_shares(way: str, models: Models) -> None:
     """A chi-square test of 6,000 pairs of tokens, drawn at temperature 0.3 behind one context, each

@@ -16,7 +16,7 @@ import msgspec
 import nats
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 from nats.aio.client import Client
@@ -235,7 +235,6 @@ CLIENT_FACING = [
 ]
 
 
-@settings(max_examples=300)
 @given(
     raw_bytes=st.binary(max_size=200), kind=st.sampled_from(CLIENT_FACING), as_json=st.booleans()
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import subjects
@@ -142,7 +142,6 @@ class Reader:
         assert self.text == self.log.text[: len(self.text)]
 
 
-@settings(deadline=None, max_examples=400)
 @given(logs(), st.data())
 def test_whatever_is_lost_doubled_or_reordered_the_tokens_shown_are_those_of_the_log(
     log: Log, data: st.DataObject
@@ -165,7 +164,6 @@ def test_whatever_is_lost_doubled_or_reordered_the_tokens_shown_are_those_of_the
     assert not assembler.missing
 
 
-@settings(deadline=None)
 @given(logs(), st.randoms())
 def test_events_that_all_come_in_order_need_no_question_to_the_log(
     log: Log, rng: random.Random

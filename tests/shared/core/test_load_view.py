@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
@@ -81,7 +81,6 @@ def test_replicas_silent_for_ten_minutes_are_forgotten() -> None:
     )
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.lab.training import byte_pairs as vocabulary
@@ -60,7 +60,6 @@ Give me another word for big.
 What kinds of tree are there?
 What is the difference between a cat and a dog?
 Explain music.""".splitlines()
-seeded = settings(deadline=None, print_blob=True, max_examples=50)
 
 
 def chat(question: str) -> str:
@@ -140,7 +139,6 @@ def test_the_tokenizer_is_byte_level_with_the_marks_of_the_builtin_one() -> None
     }
 
 
-@seeded
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
         lambda text: "<|" not in text
@@ -327,7 +325,6 @@ def test_few_names_are_held_out_always_the_same() -> None:
     assert 50 < sum(map(held_out, names)) < 150
 
 
-@seeded
 @given(st.lists(st.booleans(), max_size=30))
 def test_runs_count_what_is_right_in_a_row(right: list[bool]) -> None:
     pytest.importorskip("transformers")

@@ -1,7 +1,7 @@
 """The cost of a draft model: a step, and what it reads of a prompt."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -13,7 +13,6 @@ from tests.shared.perf.test_profiles import shapes
 TARGET = store.load("a100-llama3-8b")
 
 
-@settings(deadline=None, max_examples=100)
 @given(shapes())
 def test_one_number_is_that_fraction_of_the_target_for_steps_and_for_prompts(
     shape: BatchShape,
@@ -24,7 +23,6 @@ def test_one_number_is_that_fraction_of_the_target_for_steps_and_for_prompts(
     assert draft.step_s(shape) == draft.read_s(shape) == 0.05 * TARGET.batch_s(shape)
 
 
-@settings(deadline=None, max_examples=100)
 @given(shapes(), st.floats(0.001, 0.05), st.integers(1, 4000))
 def test_more_to_read_never_takes_less_time_and_costs_the_second_number(
     shape: BatchShape, read: float, tokens: int

@@ -1,6 +1,6 @@
 """The inverse of a profile: a guess saves time and changes nothing."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.perf.inverse import largest_chunk
@@ -18,7 +18,6 @@ STRATIFIED = load("a100-llama3-8b-qoserve")
     limit=st.integers(-1, 4_096),
     share=st.floats(0, 1),
 )
-@settings(deadline=None)
 def test_the_largest_chunk_is_the_same_with_any_guess(
     decodes: int, prefill_tokens: int, cached: int, budget_s: float, limit: int, share: float
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
@@ -197,7 +197,6 @@ def test_an_empty_batch_takes_no_time(profile: Profile) -> None:
     budget_s=st.floats(0, 0.5),
     limit=st.integers(0, 9_000),
 )
-@settings(deadline=None, max_examples=150)
 def test_a_budgeted_chunk_fits_and_one_token_more_would_not(
     profile: Profile, shape: BatchShape, cached: int, budget_s: float, limit: int
 ) -> None:
@@ -211,7 +210,6 @@ def test_a_budgeted_chunk_fits_and_one_token_more_would_not(
 
 @every_profile
 @given(shape=shapes(), tokens=st.integers(1, 3_000), cached=st.integers(0, 30_000))
-@settings(deadline=None, max_examples=150)
 def test_a_budget_a_hair_under_a_chunks_time_is_kept_to_the_last_bit(
     profile: Profile, shape: BatchShape, tokens: int, cached: int
 ) -> None:
@@ -224,7 +222,6 @@ def test_a_budget_a_hair_under_a_chunks_time_is_kept_to_the_last_bit(
 
 @every_profile
 @given(shape=shapes(), grow=st.integers(0, 6), by=st.integers(1, 5_000))
-@settings(deadline=None, max_examples=150)
 def test_more_of_any_sum_never_takes_less_time(
     profile: Profile, shape: BatchShape, grow: int, by: int
 ) -> None:
@@ -236,7 +233,6 @@ def test_more_of_any_sum_never_takes_less_time(
 
 @every_profile
 @given(shape=shapes(), tokens=st.integers(1, 2_000), cached=st.integers(0, 30_000))
-@settings(deadline=None, max_examples=100)
 def test_a_further_chunk_or_decode_never_takes_less_time(
     profile: Profile, shape: BatchShape, tokens: int, cached: int
 ) -> None:
@@ -254,7 +250,6 @@ EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SEVEN, SOLA, AS
 
 
 @given(shape=shapes())
-@settings(deadline=None, max_examples=300)
 def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
     if not shape.tokens:
         return
@@ -289,7 +284,6 @@ def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
 
 
 @given(shape=shapes())
-@settings(deadline=None, max_examples=300)
 def test_a_stratified_fit_is_never_below_its_own_formula_and_equals_it_in_its_first_stratum(
     shape: BatchShape,
 ) -> None:
@@ -600,7 +594,6 @@ def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
 
 
 @given(prompt=st.integers(1, 5_000), output=st.integers(1, 400), chunk=st.integers(1, 3_000))
-@settings(deadline=None, max_examples=60)
 def test_zero_load_times_are_those_of_the_iterations_one_by_one(
     prompt: int, output: int, chunk: int
 ) -> None:

@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli.main import main
@@ -131,7 +131,6 @@ def test_a_chain_is_accepted_as_independent_tokens_are() -> None:
     assert 1 + drafted.true.sum() / entries == pytest.approx((1 - 0.7**5) / 0.3, rel=0.01)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.integers(0, 1 << 32),
     st.sampled_from([0.2, 0.7, 1.0]),  # the last: most extensions tie at probability 0
@@ -149,7 +148,6 @@ def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level
         assert all(sum(true for _, true in level) <= 1 for level in found)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
 def test_the_same_tree_grows_whatever_the_batch(seed: int) -> None:
     """The tree grows alone, among others, and with others deeper and wider than itself."""
@@ -162,7 +160,6 @@ def test_the_same_tree_grows_whatever_the_batch(seed: int) -> None:
         assert alone == tree(together, entry)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
 def test_what_is_accepted_depends_on_the_position_and_not_on_how_it_was_reached(seed: int) -> None:
     """Chains of any lengths, one after another, agree at every position on whether its first draft

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -29,9 +29,6 @@ from shared.policy.need import Paces, needed_tokens
 from shared.policy.seam import Choice, Phase, Speculation, View
 from shared.rules.tiers import load_tiers
 from tests.shared.policy.views import BLOCK, Linear, Row, entries, rows, view, views
-
-relaxed = settings(deadline=None, max_examples=100)
-few = settings(deadline=None, max_examples=40)  # whole views are dear to draw
 
 PAPER = Bounds(depth_max=8, depth_min=4, width_max=3, c1=0, c2=0)
 
@@ -108,7 +105,6 @@ def test_a_request_needs_what_brings_its_mean_time_per_token_back_to_the_slo() -
     )
 
 
-@relaxed
 @given(st.integers(1, 640), st.integers(2, 200), st.integers(1, 64))
 def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
     spent: int, generated: int, took: int
@@ -270,7 +266,6 @@ def blocks_taken(seen: View, choice: Choice) -> int:
     return sum(max(0, blocks) for blocks in top)
 
 
-@few
 @given(views, st.booleans())
 def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: bool) -> None:
     """They fit at the upper bound of every entry, so that the core has nothing to cut. Drafts never
@@ -292,7 +287,6 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
     assert blocks_taken(seen, choice) <= seen.kv_free_blocks + freed
 
 
-@few
 @given(rows())
 def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not(
     made: list[Row],
@@ -360,6 +354,7 @@ def served(
     return found
 
 
+@pytest.mark.slow
 def test_more_requests_keep_their_pace_than_with_plain_decodes_or_drafts_alike_for_all() -> None:
     """Figure 8, the baselines as in the authors' artifact."""
     ours = served("adaserve")

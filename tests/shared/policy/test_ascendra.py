@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
@@ -32,6 +32,7 @@ from shared.policy.seam import Choice, Ended, Observation, Phase, Rows, View
 from shared.rules.tiers import load_tiers
 from shared.schemas import Offer
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
+from tests.rings import slow_but
 from tests.shared.policy.views import (
     BLOCK,
     NOW,
@@ -45,7 +46,6 @@ from tests.shared.policy.views import (
     view,
 )
 
-relaxed = settings(deadline=None, max_examples=120)
 PAPER = load_tiers("ascendra-8b-sharegpt")
 
 
@@ -175,7 +175,6 @@ def test_a_prefill_cut_to_the_budget_goes_on_before_the_others() -> None:
     assert entries(batch) == {0: 512}
 
 
-@relaxed
 @given(
     seen=seen_views,
     pool=st.sampled_from([LP, ""]),
@@ -205,7 +204,6 @@ def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(
     assert len(of) <= 12 or not seen.best_effort[of].any()
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     value=st.sampled_from(["edf", "sjf", "fcfs", "ljf"]),
@@ -318,7 +316,6 @@ def test_only_lp_offloads_and_nobody_twice() -> None:
     assert planned(ascendra(), at(LP, [*full, replace(urgent, best_effort=True)]))[1] == []
 
 
-@relaxed
 @given(seen=seen_views, worst=st.sampled_from([0.0, 1.0, 20.0]))
 def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are(
     seen: View, worst: float
@@ -354,7 +351,6 @@ def test_hp_runs_prefills_alone_in_order_of_arrival_and_then_decodes() -> None:
     assert entries(batch) == {0: 1, 1: 1, 2: 1}
 
 
-@relaxed
 @given(seen=seen_views, elastic=st.booleans())
 def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> None:
     seen = replace(seen, pool=HP)
@@ -382,7 +378,6 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
         assert held >= 0
 
 
-@relaxed
 @given(seen=seen_views)
 def test_requests_that_begin_at_hp_leave_the_reserve_free_with_all_their_prompts(
     seen: View,
@@ -468,7 +463,6 @@ def test_dropping_is_declared_where_it_is_done() -> None:
     assert not ascendra().declared.drops
 
 
-@relaxed
 @given(
     seen=seen_views,
     pool=st.sampled_from([LP, HP, ""]),
@@ -485,7 +479,6 @@ def test_nobody_is_given_up_before_the_deadline(seen: View, pool: str, overload:
         assert not seen.best_effort[row]
 
 
-@relaxed
 @given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
 def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View, pool: str) -> None:
     batch, _ = planned(ascendra(), replace(seen, pool=pool))
@@ -540,7 +533,6 @@ def test_relegated_requests_alone_have_all_the_room(pool: str) -> None:
     assert entries(batch) == {0: 1, 1: 2047}
 
 
-@relaxed
 @given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
 def test_standard_requests_are_served_as_if_no_relegated_request_waited(
     seen: View, pool: str
@@ -595,7 +587,6 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
     assert accepted(running, [offer("t.l", prompt_tokens=40_000), new]) == [False, True]
 
 
-@relaxed
 @given(
     made=rows(most=6),
     lefts=st.lists(st.sampled_from(["", "offloaded", "drained"]), max_size=8),
@@ -717,7 +708,7 @@ def test_the_refitted_model_moves_the_threshold() -> None:
 
 # ---------------------------------------------------------------- a fleet in virtual time
 
-ROOMY = ReplicaFacts()
+ROOMY, TIGHT = ReplicaFacts(), ReplicaFacts(kv_blocks=1200, max_slots=24)
 
 
 def drawn(
@@ -745,16 +736,17 @@ def run(
     return simulate(Traffic(requests, PAPER), deployment, options)
 
 
-@pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
-@pytest.mark.parametrize(
-    "facts", [ROOMY, ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"]
-)
+@pytest.mark.parametrize("name", slow_but(["none"], ["none", "live"]))
+@pytest.mark.parametrize("facts", slow_but([TIGHT], [ROOMY, TIGHT]), ids=["roomy", "tight"])
 def test_two_lp_and_one_hp_end_every_request_once_and_offload_under_load(
-    latency: Latency, facts: ReplicaFacts
+    name: str, facts: ReplicaFacts
 ) -> None:
     requests = drawn(15.0, 8.0)
     result = run(
-        requests, latency=latency, facts=facts, options=RunOptions(keep_times=True, check_every=29)
+        requests,
+        latency=LATENCIES[name],
+        facts=facts,
+        options=RunOptions(keep_times=True, check_every=29),
     )
     assert [v is not None and v.finish_reason for v in result.verdicts] == [
         FinishReason.STOP
@@ -780,6 +772,7 @@ def test_fleets_of_other_sizes_end_everything_too(replicas: int) -> None:
     assert result.finished == len(requests)
 
 
+@pytest.mark.slow
 def test_dropping_on_overload_ends_the_late_ones_and_serves_more_in_time() -> None:
     """Figure 12, in kind."""
     requests = drawn(16.0, 25.0, seed=2)
@@ -807,6 +800,7 @@ def test_baselines_that_drop_end_the_late_ones_and_serve_more_in_time(
     assert dropped.met_fraction > kept.met_fraction
 
 
+@pytest.mark.slow
 def test_under_overload_more_are_served_in_time_than_by_fcfs_with_the_same_batches_and_turns() -> (
     None
 ):

@@ -29,7 +29,6 @@ from tests.shared.routing.digests import offer
 NAMES = registry.names()
 # these give best-effort KV up for standard prompts, and decline what cannot be served in time
 PROMISING = ("slos_serve", "slackline")
-relaxed = settings(deadline=None, max_examples=80)
 
 
 def need_blocks(seen: View, i: int, cap: int) -> int:
@@ -45,7 +44,6 @@ def prefilling(seen: View, slot: int) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@relaxed
 @given(seen=views)
 def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
     choice = registry.make(name).plan(seen)[0]
@@ -70,7 +68,6 @@ def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name not in ("sola", "slos_serve", "ascendra", "slackline")]
 )
-@relaxed
 @given(seen=views)
 def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, seen: View) -> None:
     choice = registry.make(name).plan(seen)[0]
@@ -85,7 +82,6 @@ def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, see
 
 # They also preempt best-effort requests for the prompts of standard ones (SLOs-Serve section 4.1).
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PROMISING])
-@relaxed
 @given(seen=views)
 def test_no_more_is_preempted_than_the_decodes_need(name: str, seen: View) -> None:
     choice = registry.make(name).plan(seen)[0]
@@ -98,7 +94,6 @@ def test_no_more_is_preempted_than_the_decodes_need(name: str, seen: View) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-@relaxed
 @given(seen=views)
 def test_best_effort_prefills_go_last_and_run_when_nothing_else_waits(
     name: str, seen: View
@@ -229,7 +224,6 @@ def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(
     assert entries(policy.plan(seen)[0]) == entries(whole)
 
 
-@relaxed
 @given(made=rows(), budget_s=st.floats(0.01, 0.5))
 def test_chunks_fill_the_time_budget_to_the_token(made: list[Row], budget_s: float) -> None:
     seen = view(made, free=1_000_000)
@@ -258,7 +252,6 @@ def test_chunks_fill_the_time_budget_to_the_token(made: list[Row], budget_s: flo
         assert seen.profile.batch_s(shape_of(seen, with_one_more)) > budget_s
 
 
-@relaxed
 @given(seen=views)
 def test_fcfs_serves_as_they_arrived(seen: View) -> None:
     (choice,) = registry.make("fcfs", {"chunk_tokens": "4000"}).plan(seen)
@@ -266,7 +259,6 @@ def test_fcfs_serves_as_they_arrived(seen: View) -> None:
     assert keys == sorted(keys)
 
 
-@relaxed
 @given(seen=views)
 def test_edf_serves_by_deadline(seen: View) -> None:
     (choice,) = registry.make("edf", {"chunk_tokens": "4000"}).plan(seen)
@@ -322,7 +314,6 @@ def test_every_name_makes_the_policy_of_that_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vllm", "fcfs", "edf", "sjf", "srpf"])
-@relaxed
 @given(seen=views)
 def test_drop_late_drops_those_that_wait_past_their_deadline_and_nobody_else(
     name: str, seen: View

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.perf import profile_file as store
@@ -30,7 +30,6 @@ from tests.shared.policy.views import (
     views,
 )
 
-relaxed = settings(deadline=None, max_examples=150)
 PROFILES = [Linear(), *(store.load(name) for name in ("a100-llama3-8b", "a100-llama3-8b-qoserve"))]
 
 
@@ -58,7 +57,6 @@ def prefill_tokens(seen: View, policy: QoServe) -> int:
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
-@relaxed
 @given(made=rows())
 def test_predicted_time_times_safety_fits_the_smallest_slack(
     profile: Linear, made: list[Row]
@@ -71,7 +69,6 @@ def test_predicted_time_times_safety_fits_the_smallest_slack(
     assert shape.prefill_tokens <= 2500
 
 
-@relaxed
 @given(made=rows())
 def test_slack_is_never_above_what_any_standard_decode_still_in_time_has(made: list[Row]) -> None:
     seen, policy = view(made), qoserve()
@@ -163,7 +160,6 @@ def test_example_of_section_3_5() -> None:
 # ---------------------------------------------------------------- hybrid priority (Eq. 4 and 5)
 
 
-@relaxed
 @given(made=rows())
 def test_key_is_edf_at_alpha_0_and_shortest_first_at_a_large_one(made: list[Row]) -> None:
     made = [
@@ -209,7 +205,6 @@ def test_only_under_load_a_short_request_overtakes_a_long_one_due_a_little_soone
 # ---------------------------------------------------------------- relegation
 
 
-@relaxed
 @given(seen=views)
 def test_a_request_past_its_first_deadline_is_relegated_and_never_precedes_a_standard_one(
     seen: View,
@@ -312,7 +307,6 @@ def test_all_switches_off_is_edf() -> None:
 # ---------------------------------------------------------------- what is learned
 
 
-@relaxed
 @given(outputs=st.lists(st.integers(1, 5000), min_size=10, max_size=60))
 def test_output_lengths_are_mean_and_two_deviations(outputs: list[int]) -> None:
     lengths = OutputLengths()

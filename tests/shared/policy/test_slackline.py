@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.perf.draft import Draft
@@ -58,7 +58,6 @@ from tests.shared.policy.views import (
     views,
 )
 
-relaxed = settings(deadline=None, max_examples=60)
 NO_PASSES = Passes(math.inf, math.inf, math.inf, 0.0, 0.0)
 
 
@@ -331,7 +330,6 @@ def gone(work: Work, passes: Passes) -> Bools:
     return give_way(work, favoured(work), passes)
 
 
-@relaxed
 @given(jobs=jobs)
 def test_the_fewest_give_way_and_the_others_are_in_time(jobs: list[tuple[int, int]]) -> None:
     """Moore and Hodgson's rule, against every subset. A batch has a margin after it."""
@@ -352,7 +350,6 @@ def test_the_fewest_give_way_and_the_others_are_in_time(jobs: list[tuple[int, in
     assert not any(in_time(more) for more in combinations(every, len(kept) + 1))
 
 
-@relaxed
 @given(jobs=jobs, seconds=st.integers(1, 20), due=st.integers(1, 40))
 def test_of_two_alike_the_less_important_gives_way(
     jobs: list[tuple[int, int]], seconds: int, due: int
@@ -363,7 +360,6 @@ def test_of_two_alike_the_less_important_gives_way(
     assert lesser or not greater
 
 
-@relaxed
 @given(jobs=jobs, others=jobs)
 def test_important_requests_give_way_only_where_they_do_alone(
     jobs: list[tuple[int, int]], others: list[tuple[int, int]]
@@ -392,7 +388,6 @@ def test_what_is_due_before_passes_leave_time_gives_way() -> None:
 # ---------------------------------------------------------------- iterations
 
 
-@relaxed
 @given(seen=views)
 def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: View) -> None:
     choice = registry.make("slackline").plan(seen)[0]

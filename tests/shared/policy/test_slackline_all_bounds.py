@@ -56,6 +56,7 @@ def met(load: Load, slos: Sequence[Slo], definition: Definition, *, draft: bool)
     return [verdict is not None and verdict.slo_met for verdict in result.verdicts]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=6)
 @given(
     load=loads,
@@ -72,6 +73,7 @@ def test_a_ttlt_that_nothing_can_break_changes_nothing(
     assert met(load, also, definition, draft=True) == met(load, slos, definition, draft=True)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=4)
 @given(load=loads, ttlt_s=st.sampled_from((10.0, 30.0)), pace_s=st.floats(0.03, 0.1))
 def test_where_ttlt_judges_a_ttft_and_a_pace_beside_a_ttlt_count_for_nothing(

@@ -29,6 +29,7 @@ from shared.policy.slackline.token_windows import TEN
 from shared.rules.tiers import DEFAULT, DEMO_3, Tier, TierSet
 from shared.schemas import Body, Record
 from shared.vocabulary import Definition, FinishReason, ServiceClass, Slo
+from tests.rings import slow_but
 from tests.shared.policy.views import NOW, Row, decode, entries, view
 
 # Requests a second that one A100 carries, roughly.
@@ -161,8 +162,9 @@ def watched() -> Iterator[dict[int, Waits]]:
 
 
 # The same loads each time: what bounds the waits here is measured, not derived.
+@pytest.mark.slow
 @settings(
-    deadline=None, max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, max_examples=2, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
     tiers=st.sampled_from(sorted(TIERS)),
@@ -194,8 +196,8 @@ def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
     )
 
 
-@pytest.mark.parametrize("kv_blocks", [0, LITTLE_KV_BLOCKS])
-@pytest.mark.parametrize("definition", Definition)
+@pytest.mark.parametrize("kv_blocks", slow_but([LITTLE_KV_BLOCKS], [0, LITTLE_KV_BLOCKS]))
+@pytest.mark.parametrize("definition", slow_but([Definition.DEADLINE], Definition))
 def test_in_overload_requests_with_several_bounds_keep_them_too(
     definition: Definition, kv_blocks: int
 ) -> None:
@@ -241,7 +243,10 @@ def stored_with_its_wait(planned: Planned, tiers: TierSet, *others: Any) -> tupl
     return replace(record, begin_by_unix_s=record.arrived_unix_s + wait_s), body
 
 
-@pytest.mark.parametrize(("workload", "hand_back"), [("chatbot", False), ("mix", True)])
+@pytest.mark.parametrize(
+    ("workload", "hand_back"),
+    [pytest.param("chatbot", False, marks=pytest.mark.slow), ("mix", True)],
+)
 def test_in_overload_a_best_effort_request_begins_in_the_time_that_its_tier_says_or_expires(
     workload: str, hand_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from shared.perf.shape import BatchShape
 from shared.policy.slackline.crowd import Decodes, crowded
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.vocabulary import Definition
+from tests.rings import slow_but
 from tests.shared.policy.paced_load import serve
 
 PROFILE: Profile = load("cpu-tiny")
@@ -163,6 +164,7 @@ def test_what_is_taken_can_all_be_kept(paces_s: list[float]) -> None:
         assert alone_s + (share - 1) * each_s + MARGIN_S <= min(taken) + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("definition", [Definition.MEAN_TPOT, Definition.DEADLINE])
 @pytest.mark.parametrize("paces_s", [(0.006,), (0.006, 0.012, 0.03)])
 def test_beyond_capacity_those_that_are_taken_are_in_time(
@@ -187,6 +189,7 @@ def test_beyond_capacity_those_that_are_taken_are_in_time(
     assert ours >= max(theirs.values()) - 0.02, f"{ours}: {theirs}"
 
 
+@pytest.mark.slow
 def test_drafts_that_bring_a_few_decodes_more_and_many_nothing_crowd_nobody_out(
     tmp_path: Path,
 ) -> None:
@@ -208,7 +211,7 @@ def test_drafts_that_bring_a_few_decodes_more_and_many_nothing_crowd_nobody_out(
     assert with_drafts >= without - 0.02, f"{with_drafts} with a draft model, {without} without"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", slow_but([1], [1, 2, 3]))
 def test_beside_drafts_short_prompts_wait_for_no_decode(seed: int, tmp_path: Path) -> None:
     """A prompt takes a fifteenth of a pass. It begins with the next iteration, whose 20 ms are in
     the first token's time. Before, it waited while one decode had no slack: with two of these seeds
@@ -226,6 +229,7 @@ def test_beside_drafts_short_prompts_wait_for_no_decode(seed: int, tmp_path: Pat
     assert len(standard) >= 0.86 * len(verdicts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all 12 ms", "12, 20 and 50 ms alike"])
 def test_a_pace_that_needs_drafts_leaves_prefills_time(name: str) -> None:
     """A pass takes 12.3 ms at least: without drafts it would take all of the time."""
@@ -240,6 +244,7 @@ def test_a_pace_that_needs_drafts_leaves_prefills_time(name: str) -> None:
     assert ours >= max(theirs.values()) - 0.02, f"{ours}: {theirs}"
 
 
+@pytest.mark.slow
 def test_windows_of_ten_are_kept_with_drafts_at_a_pace_that_few_decodes_keep_without() -> None:
     """AdaServe's load: most requests have the pace of 1.2 passes of one decode, which a pass of 64
     decodes exceeds. Windows judge, so a few rejected drafts must not be too many.

@@ -16,11 +16,10 @@ from shared.policy.slackline.given_up import FADES_S, GivenUp
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.vocabulary import Slo
 from tests.shared.policy.slos_serving import offer
-from tests.shared.policy.test_slackline import NO_PASSES, jobs, relaxed, work
+from tests.shared.policy.test_slackline import NO_PASSES, jobs, work
 from tests.shared.policy.views import NOW, Row, decode, interactive, view
 
 
-@relaxed
 @given(jobs=jobs, later=st.lists(st.integers(0, 30), min_size=7, max_size=7))
 def test_as_many_as_can_stay_by_later_due_times_and_nobody_is_late_for_them(
     jobs: list[tuple[int, int]], later: list[int]
@@ -49,7 +48,6 @@ def test_as_many_as_can_stay_by_later_due_times_and_nobody_is_late_for_them(
     assert not any(in_time((*kept, *some)) for some in combinations(gone, more))
 
 
-@relaxed
 @given(jobs=jobs, others=jobs, later=st.integers(0, 30))
 def test_nobody_gives_way_for_what_is_looked_at_again(
     jobs: list[tuple[int, int]], others: list[tuple[int, int]], later: int

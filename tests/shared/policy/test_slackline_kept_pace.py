@@ -14,6 +14,7 @@ from shared.policy.lengths import MIN_ENDS, OutputLengths
 from shared.policy.seam import Ended
 from shared.policy.slackline.kept_pace import FADES_REQUESTS, FADES_S, KINDS, USABLE, Demand
 from shared.vocabulary import Definition, RequestKey, Slo
+from tests.rings import slow_but
 from tests.shared.policy.paced_load import serve
 from tests.shared.policy.slos_serving import offer
 
@@ -182,6 +183,7 @@ def test_what_another_replica_has_declined_does_not_count() -> None:
     assert demand.paces == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3016, 3031, 3035])
 def test_no_pace_is_given_up_for_paces_that_are_nearly_as_tight(seed: int) -> None:
     """With each of these, requests were declined for a looser pace that served no more."""
@@ -229,6 +231,7 @@ def test_no_pace_is_given_up_while_there_is_time_for_all_or_for_nobody_else(
         assert kept == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tight_s", [0.005, 0.006])
 def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
     tight_s: float, tmp_path: Path
@@ -245,7 +248,7 @@ def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
     assert ours >= max(theirs.values()) - 0.03, f"{ours}: {theirs}"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", slow_but([1], [1, 2]))
 def test_where_deadlines_judge_a_pace_is_kept_by_tokens_that_come_early(
     seed: int, tmp_path: Path
 ) -> None:
@@ -262,6 +265,7 @@ def test_where_deadlines_judge_a_pace_is_kept_by_tokens_that_come_early(
     assert met("slackline") >= met("qoserve") - 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_of_three_paces_the_tightest_is_given_up_where_it_costs_the_others_theirs(
     seed: int, tmp_path: Path

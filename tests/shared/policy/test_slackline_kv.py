@@ -205,6 +205,7 @@ def served(policy: str, slo: Slo, draft: float, seed: int) -> SimulationResult:
     return simulate(Traffic(requests, tiers, seed), deployment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [0.0, 0.05])
 @pytest.mark.parametrize("bound", ["ttft_s", "ttft_x"])
 def test_where_kv_is_short_no_other_policy_keeps_many_more(bound: str, draft: float) -> None:

@@ -20,6 +20,7 @@ from shared.policy.seam import Drafts, Observation
 from shared.policy.slackline.drafting.lasting import APART, Lasting
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
+from tests.rings import slow_but
 from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view
 
@@ -80,7 +81,7 @@ def test_drafts_that_are_dearer_than_announced_end_where_they_lose(
 
 
 @pytest.mark.parametrize("tbt_s", [PATIENT_S, TIGHT_S])
-@pytest.mark.parametrize(("requests", "least"), [(1, 1.3), (8, 1.02)])
+@pytest.mark.parametrize(("requests", "least"), slow_but([(8, 1.02)], [(1, 1.3), (8, 1.02)]))
 def test_drafts_go_on_where_they_gain_even_if_they_are_dearer(
     profile: str, requests: int, least: float, tbt_s: float
 ) -> None:
@@ -90,7 +91,7 @@ def test_drafts_go_on_where_they_gain_even_if_they_are_dearer(
 
 
 @pytest.mark.parametrize("tbt_s", [PATIENT_S, TIGHT_S])
-@pytest.mark.parametrize("requests", [1, 8, 32])
+@pytest.mark.parametrize("requests", slow_but([8], [1, 8, 32]))
 def test_drafts_of_which_few_are_accepted_end(profile: str, requests: int, tbt_s: float) -> None:
     wrong = served(profile, requests, step=0.15, times=1.0, tbt_s=tbt_s, acceptance=0.05)
     plain = served(profile, requests, step=0.15, times=1.0, tbt_s=tbt_s, drafts=False)
@@ -109,6 +110,7 @@ def test_a_tight_pace_is_no_reason_for_drafts_that_lose(
     assert losing.simulated_s < 1.001 * plain.simulated_s
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(
     st.sampled_from([8, 32]),

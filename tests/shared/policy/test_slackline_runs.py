@@ -20,6 +20,7 @@ from shared.policy.slackline.policy import Part
 from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.schemas import Verdict
 from shared.vocabulary import Definition, Missed, Slo
+from tests.rings import slow_but
 from tests.shared.policy.drawn_loads import CARRIED_RPS, Load, requests_of
 
 CHAT = TierSet(
@@ -56,6 +57,7 @@ def checked(traffic: Traffic, deployment: Deployment) -> SimulationResult:
     return simulate(traffic, deployment, RunOptions(check_every=50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latency", ["none", "live"])
 def test_in_overload_those_taken_keep_their_slo_and_no_other_policy_keeps_more(
     latency: str,
@@ -92,7 +94,7 @@ loads_of_any = loads_judged_by(*Definition)
 searched = settings(
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("RUNS", "4")),
+    max_examples=int(os.environ.get("RUNS", "2")),
     phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -187,6 +189,7 @@ def test_with_exact_predictions_what_is_taken_is_served_in_time(
 LUCK = 3
 
 
+@pytest.mark.slow
 @searched
 @given(
     load=loads_of_any,
@@ -287,7 +290,7 @@ def test_a_request_that_nobody_could_serve_in_time_holds_no_best_effort_request_
     assert ends[3] < 7.0 < min(ends[:3])
 
 
-@pytest.mark.parametrize("draft", [0.0, 0.05])
+@pytest.mark.parametrize("draft", slow_but([0.0], [0.0, 0.05]))
 def test_every_request_ends_in_overload(draft: float) -> None:
     result = served("slackline", DEMO_3, 16.0, draft=draft)
     assert all(verdict is not None for verdict in result.verdicts)
@@ -299,8 +302,9 @@ LOST_MORE = 1
 
 
 # ShareGPT is left out: its long answers would take most of the time.
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["chatbot", "coder", "mix"])
-@settings(searched, max_examples=int(os.environ.get("RUNS", "2")))
+@settings(searched, max_examples=int(os.environ.get("RUNS", "1")))
 @given(
     load=loads_of_any,
     slo=tight,
@@ -354,6 +358,7 @@ def test_more_replicas_lose_no_more_requests_in_the_mean_over_seeds(
     assert lost[3] < lost[1] or lost[1] <= LOST_MORE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
     """Importance alone is less than capacity; with the others there is half as much again."""
@@ -373,9 +378,10 @@ def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
     assert share["high"] <= 0.03 and share["low"] > 0.1, f"seed {seed}: {share}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", Part)
 def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
-    requests = planned(DEMO_3, 12.0, 5)
+    requests = planned(DEMO_3, 12.0, 5)[:120]
     without = {"without": part.value}
     deployment = Deployment("slackline", "a100-llama3-8b", settings=without, facts=ROOMY)
     result = checked(Traffic(requests, DEMO_3, seed=5), deployment)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy import registry
@@ -17,7 +17,6 @@ from tests.shared.policy.views import NOW, Row, decode, entries, view
 
 PACE_S = 0.05
 TEN = 10
-relaxed = settings(deadline=None, max_examples=100)
 # gaps between tokens that keep the pace: one window after the other holds
 early = st.lists(st.floats(0.001, PACE_S), min_size=0, max_size=25)
 
@@ -60,7 +59,6 @@ def worst_s(at_s: Sequence[float]) -> float:
     return max((at_s[n + TEN] - at_s[n]) / TEN for n in range(len(at_s) - TEN))
 
 
-@relaxed
 @given(gaps=early, more=st.integers(1, 30))
 def test_tokens_that_come_when_they_are_due_keep_every_window(gaps: list[float], more: int) -> None:
     windows, at_s = after(gaps)
@@ -71,7 +69,6 @@ def test_tokens_that_come_when_they_are_due_keep_every_window(gaps: list[float],
     assert due_s > 0.0
 
 
-@relaxed
 @given(gaps=early, more=st.integers(1, 12))
 def test_several_tokens_may_come_at_once_until_the_first_of_them_is_late(
     gaps: list[float], more: int
@@ -84,7 +81,6 @@ def test_several_tokens_may_come_at_once_until_the_first_of_them_is_late(
     assert worst_s([*at_s, at_s[-1] + until_s + 1e-6]) > PACE_S
 
 
-@relaxed
 @given(gaps=early, step_s=st.floats(0.005, PACE_S))
 def test_one_token_may_come_at_its_latest_if_those_after_it_come_one_iteration_after_the_other(
     gaps: list[float], step_s: float

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
@@ -29,11 +29,9 @@ from shared.policy.slos_serve.demand import (
 )
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, ServiceClass, Slo
+from tests.rings import slow_but
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views
-
-relaxed = settings(deadline=None, max_examples=60)
-
 
 # ---------------------------------------------------------------- batches (section 3.2.2, Algorithm
 
@@ -64,7 +62,6 @@ def test_of_prefills_with_one_deadline_the_first_to_arrive_goes_first_whatever_i
     assert list(entries(policy().plan(view([later, earlier]))[0])) == [7, 1]
 
 
-@relaxed
 @given(
     paces=st.lists(st.sampled_from([0.04, 0.05, 0.06, 0.08, 0.1]), min_size=1, max_size=8),
     prefill=st.integers(3000, 6000),
@@ -109,13 +106,11 @@ def test_a_batch_ends_at_a_prefill_deadline_inside_it() -> None:
     assert Linear().batch_s(shape_of(lost, policy().plan(lost)[0])) > 0.045
 
 
-@relaxed
 @given(seen=rows().map(view))
 def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
     assert bool(len(policy().plan(seen)[0].slots)) == bool(seen.rows)
 
 
-@relaxed
 @given(seen=views)
 def test_only_best_effort_requests_lose_kv_for_a_prompt(seen: View) -> None:
     choice = policy().plan(seen)[0]
@@ -288,7 +283,6 @@ def test_a_profile_that_counts_prompts_as_attention_alone_does_not_shut_everyone
     assert accepted(seen, [offer(tokens=2000)]) == [False]
 
 
-@relaxed
 @given(
     st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from([0.01, 0.02, 0.05, 0.2])),
@@ -324,7 +318,6 @@ def test_an_impossible_slo_shortens_best_effort_batches_for_a_minute_only() -> N
 # ---------------------------------------------------------------- PB* (Eq. 2, 3)
 
 
-@relaxed
 @given(tight=st.integers(0, 40), loose=st.integers(0, 40))
 def test_the_budget_falls_with_every_decode_and_batches_make_it(tight: int, loose: int) -> None:
     rate = PrefillRate(Linear(), (0.05, 0.1), 300.0, 0.1, MARGIN_S)
@@ -355,7 +348,7 @@ CHAT = TierSet(
 )
 
 
-@pytest.mark.parametrize("latency", ["none", "live"])
+@pytest.mark.parametrize("latency", slow_but(["none"], ["none", "live"]))
 def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_first_served(
     latency: str,
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.perf.draft import Draft
@@ -39,8 +39,6 @@ from shared.policy.slos_serve.policy import SlosServe
 from tests.shared.policy.slos_serving import decoding, policy, waiting
 from tests.shared.policy.views import Linear, Row, entries, view
 
-relaxed = settings(deadline=None, max_examples=60)
-
 DRAFT = Draft(Linear(), 0.05, 0.05)
 
 
@@ -51,7 +49,6 @@ class Flat(Linear):
         return 0.010
 
 
-@relaxed
 @given(
     n=st.tuples(st.integers(0, 40), st.integers(0, 40)),
     tight=st.sampled_from([0.012, 0.02, 0.04]),
@@ -96,7 +93,6 @@ def test_lengths_are_the_best_of_all_there_are_and_pay_for_what_the_draft_has_st
     assert not got.drafts or rate(got.tokens) == best
 
 
-@relaxed
 @given(n=st.integers(1, 40), length=st.integers(2, LONGEST), fraction=st.floats(0.0, 0.5))
 def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read_it(
     n: int, length: int, fraction: float
@@ -119,7 +115,6 @@ def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read
     )
 
 
-@relaxed
 @given(
     n=st.integers(1, 60),
     tpot_s=st.sampled_from([0.008, 0.014, 0.03, 0.1]),

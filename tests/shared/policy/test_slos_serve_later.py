@@ -50,7 +50,6 @@ def test_prompts_and_outputs_that_are_due_later_count_as_work(output: int, taken
 
 
 @given(context=st.integers(0, 20_000))
-@settings(deadline=None, max_examples=30)
 def test_the_price_of_a_decode_is_the_time_that_it_adds_to_a_batch(context: int) -> None:
     beside = BatchShape(512, 1, 512**2, decodes=1)
     more = beside._replace(decodes=2, decode_context=context)
@@ -85,6 +84,7 @@ def served(shape: Shape, seed: int, rate_rps: float, long_deadlines: str) -> Sim
     )
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), rate_rps=st.sampled_from([4.0, 8.0, 12.0]))
 @settings(deadline=None, max_examples=6, derandomize=True)
 def test_those_taken_keep_their_slo_also_where_memory_is_short(seed: int, rate_rps: float) -> None:
@@ -93,6 +93,7 @@ def test_those_taken_keep_their_slo_also_where_memory_is_short(seed: int, rate_r
     assert sum(not verdict.slo_met for verdict in taken) <= 0.03 * len(verdicts)
 
 
+@pytest.mark.slow
 def test_more_keep_their_slo_where_many_have_time() -> None:
     met = {
         way: np.mean(

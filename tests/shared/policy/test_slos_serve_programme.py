@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.seam import Bools, Floats
@@ -18,7 +18,6 @@ from shared.policy.slos_serve.greedy import choose_greedily
 from shared.policy.slos_serve.later import NO_TIER
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased, holds
 
-relaxed = settings(deadline=None, max_examples=150)
 TPOT_S = (0.05, 0.1)
 
 
@@ -128,7 +127,6 @@ def drawn(rng: Random, *, new: int, forced: int, values: bool, memory: bool, tie
     )
 
 
-@relaxed
 @given(
     seed=st.integers(0, 10**9),
     new=st.integers(0, 7),
@@ -152,7 +150,6 @@ def test_the_programme_is_as_good_as_brute_force(
         assert value_of(of, served) == 0
 
 
-@relaxed
 @given(seed=st.integers(0, 10**9), memory=st.booleans())
 def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(
     seed: int, memory: bool
@@ -171,7 +168,6 @@ def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(
     assert holds(of, served) == (best is not None)
 
 
-@relaxed
 @given(seed=st.integers(0, 10**9), memory=st.booleans())
 def test_items_that_count_as_no_decode(seed: int, memory: bool) -> None:
     rng = Random(seed)

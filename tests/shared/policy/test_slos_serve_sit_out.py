@@ -64,6 +64,7 @@ def test_admission_counts_on_it() -> None:
     assert accepted(late, one, policy(*[10] * 20, sit_out=True)) == [False]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=3, derandomize=True)
 def test_windows_of_ten_tokens_hold_and_no_fewer_requests_are_served(seed: int) -> None:

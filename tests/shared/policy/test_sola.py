@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
@@ -44,8 +44,6 @@ from shared.rules.tiers import BUILT_IN, load_tiers
 from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import NOW, Row, entries, rows, shape_of, view, views
 
-relaxed = settings(deadline=None, max_examples=100)
-few = settings(deadline=None, max_examples=40)  # whole views are dear to draw
 ample = rows().map(view)  # KV for all of them
 
 
@@ -209,7 +207,6 @@ ratios = st.lists(st.floats(0, 3), max_size=12).map(
 )
 
 
-@relaxed
 @given(ttft=ratios, tpot=ratios)
 def test_the_loosened_comparison_optimises_the_less_attained_of_the_two(
     ttft: Floats, tpot: Floats
@@ -329,7 +326,6 @@ def test_loosened_eq_1_holds_for_the_share_that_still_can_be_held() -> None:
     assert planned(seen_as([*rows, *prefills])) == {9: 256}
 
 
-@relaxed
 @given(slack=st.lists(st.floats(-1, 5), min_size=1, max_size=10), share=st.floats(0.05, 1))
 def test_the_pause_keeps_the_share_and_no_longer_one_does(slack: list[float], share: float) -> None:
     longest = pause_s(np.array(slack), share)
@@ -378,7 +374,6 @@ def test_loosened_eq_2_holds_for_the_share_that_still_can_be_held() -> None:
     assert not too_long(9.0, spare[:0], 1.0)
 
 
-@settings(deadline=None, max_examples=150)
 @given(seen=ample)
 def test_with_tpot_optimised_all_decodes_run_and_just_enough_prefills_for_the_rest_to_be_in_time(
     seen: View,
@@ -554,7 +549,6 @@ def test_old_lengths_fade() -> None:
     assert 290 < lefts(lengths, 100, 500, 0)[0] < 300
 
 
-@relaxed
 @given(
     ends=st.lists(
         st.tuples(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000)), max_size=40
@@ -599,7 +593,6 @@ def true_peak_blocks(held: Sequence[tuple[int, int]], block_tokens: int) -> int:
     return most
 
 
-@relaxed
 @given(held=requests, block_tokens=st.sampled_from([1, 4, 16]))
 def test_the_predicted_peak_is_never_below_what_happens_and_above_it_by_less_than_a_block_each(
     held: list[tuple[int, int]], block_tokens: int
@@ -614,7 +607,6 @@ def test_the_predicted_peak_is_never_below_what_happens_and_above_it_by_less_tha
         assert predicted == true
 
 
-@relaxed
 @given(held=requests, more=requests)
 def test_one_more_is_predicted_as_if_it_had_been_there(
     held: list[tuple[int, int]], more: list[tuple[int, int]]
@@ -679,13 +671,11 @@ def test_a_request_that_needs_the_whole_kv_begins_once_it_is_empty() -> None:
 # ---------------------------------------------------------------- the whole policy
 
 
-@few
 @given(seen=ample)
 def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
     assert bool(len(sola().plan(seen)[0].slots)) == bool(seen.rows)
 
 
-@few
 @given(seen=ample)
 def test_iterations_without_all_decodes_prefill_whole_tiles_or_all_there_is_in_their_order(
     seen: View,
@@ -707,7 +697,6 @@ def test_iterations_without_all_decodes_prefill_whole_tiles_or_all_there_is_in_t
     assert prefilled == [slot for slot in order if slot in prefilled]
 
 
-@few
 @given(seen=views)
 def test_kv_is_preempted_only_when_the_decodes_are_short_of_it(seen: View) -> None:
     (choice,) = sola().plan(seen)

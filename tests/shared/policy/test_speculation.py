@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -106,7 +106,6 @@ def drafted(draw: st.DrawFn) -> Drafted:
     )
 
 
-@settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: Drafted) -> None:
     chosen = given.selected()
@@ -121,7 +120,6 @@ def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: 
     assert len(taken) + roots <= max(given.selection.budget_tokens, roots), "over the budget"
 
 
-@settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_no_budget_is_left_while_a_node_could_still_be_taken(given: Drafted) -> None:
     """The throughput phase spends what is left: only caps stop it."""
@@ -133,7 +131,6 @@ def test_no_budget_is_left_while_a_node_could_still_be_taken(given: Drafted) -> 
     assert left <= 0 or all(full[entry] for entry in given.entry[~chosen])
 
 
-@settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_needs_are_served_before_throughput(given: Drafted) -> None:
     """The neediest entry reaches min(needed, depth + 1) expected tokens unless its cap, its limit,
@@ -211,7 +208,6 @@ def meets_every_need(given: Drafted, nodes: tuple[int, ...]) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=150)
 @given(small())
 def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_better(
     given: Drafted,
@@ -239,7 +235,6 @@ def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_be
         assert sum(path[node] for node in chosen) == best
 
 
-@settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_beyond_the_limit_for_its_need_an_entry_has_only_its_share_of_throughput(
     given: Drafted,
@@ -282,7 +277,6 @@ def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
     assert drafts(behind, 0.0, 0.0) == [2, 0]
 
 
-@settings(deadline=None, max_examples=300)
 @given(drafted(), st.sampled_from([0, 1, 4]))
 def test_ties_are_taken_level_by_level_in_the_order_of_entries_and_beams(
     given: Drafted, different: int
@@ -362,7 +356,6 @@ def chains(draw: st.DrawFn) -> Chains:
     return Chains(selection, depth, caps, needed)
 
 
-@settings(deadline=None, max_examples=300)
 @given(chains())
 def test_chains_are_cut_where_the_budget_is_short_and_nowhere_else(given: Chains) -> None:
     depths = given.depths()
@@ -370,7 +363,6 @@ def test_chains_are_cut_where_the_budget_is_short_and_nowhere_else(given: Chains
     assert sum(depths) == min(given.room, sum(given.most))
 
 
-@settings(deadline=None, max_examples=300)
 @given(chains())
 def test_a_budget_too_short_for_chains_goes_to_needs_first_then_level_by_level(
     given: Chains,

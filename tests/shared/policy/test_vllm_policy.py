@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.mix import PlannedRequest
@@ -67,7 +67,6 @@ def test_shortest_job_first_goes_by_the_prompt_among_those_that_have_not_begun()
     assert next(iter(entries(plan(view(begun), order="sjf")))) == 8
 
 
-@settings(deadline=None, max_examples=80)
 @given(seen=views)
 def test_prefill_first_never_mixes_and_never_cuts_a_prompt_short(seen: View) -> None:
     choice = plan(seen, mode="prefill_first")
@@ -125,7 +124,6 @@ def test_nobody_begins_in_an_iteration_that_preempts() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(deadline=None, max_examples=60)
 @given(seen=views, most=st.integers(1, 12))
 def test_no_more_requests_run_than_max_num_seqs_allows_to_begin(
     mode: str, seen: View, most: int

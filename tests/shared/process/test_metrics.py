@@ -211,6 +211,7 @@ def test_the_port_is_set_for_all_services_or_for_one_and_must_be_one() -> None:
         load_watched("planner", {"SLACKLINE_METRICS_PORT": "65536"})
 
 
+@pytest.mark.slow
 async def test_every_process_exports_its_metrics_and_a_torch_worker_the_error_of_its_profile() -> (
     None
 ):

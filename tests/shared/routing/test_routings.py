@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -16,9 +16,6 @@ from shared.routing.scorers import BACKLOG_STEP, KV_STEP, KV_TIGHT
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass, Slo
 from tests.shared.routing.digests import NOW, digest, fleet, offer
-
-relaxed = settings(deadline=None, max_examples=80)
-
 
 # ---------------------------------------------------------------- attainable
 
@@ -107,7 +104,6 @@ replicas = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     fleet_of=st.lists(replicas, max_size=8),
     ttft_s=st.sampled_from([None, 0.5, 1.0, 60.0]),
@@ -204,7 +200,6 @@ def test_each_pool_may_be_ordered_by_attainability() -> None:
 
 
 @pytest.mark.parametrize("name", registry.names())
-@relaxed
 @given(
     backlogs=st.lists(st.floats(0, 1e4) | st.just(math.inf), max_size=6),
     slo=st.sampled_from([Slo(), Slo(ttft_s=1.0), Slo(ttlt_s=600.0)]),

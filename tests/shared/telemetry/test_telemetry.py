@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -171,7 +171,6 @@ def test_a_ratio_of_zero_records_no_root_and_tells_its_children(tmp_path: Path) 
     assert path.read_bytes() == b""
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
 def test_a_traceparent_survives_its_header(trace_id: int, span_id: int, sampled: bool) -> None:
     parent = TraceParent(trace_id, span_id, sampled)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -25,14 +25,12 @@ from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
     lambda text: "<|" not in text
 )
-seeded = settings(deadline=None, print_blob=True)
 
 
 def read(detokenizer: Detokenizer, tokens: list[int]) -> str:
     return "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
 
 
-@seeded
 @given(texts)
 def test_any_text_survives_the_builtin_tokenizer(text: str) -> None:
     tokenizer = Tokenizer.builtin()
@@ -41,7 +39,6 @@ def test_any_text_survives_the_builtin_tokenizer(text: str) -> None:
     assert read(tokenizer.detokenizer(), tokens) == text
 
 
-@seeded
 @given(texts)
 def test_what_is_fed_so_far_is_final(text: str) -> None:
     tokenizer = Tokenizer.builtin()
@@ -52,7 +49,6 @@ def test_what_is_fed_so_far_is_final(text: str) -> None:
     assert so_far == text
 
 
-@seeded
 @given(st.lists(st.integers(0, 255), max_size=40))
 def test_bad_bytes_read_as_a_whole_decoding_would(tokens: list[int]) -> None:
     assert read(Tokenizer.builtin().detokenizer(), tokens) == bytes(tokens).decode(errors="replace")
@@ -111,7 +107,6 @@ def test_a_vocabulary_that_is_not_byte_level_reads_alike_in_pieces(tmp_path: Pat
     tokenizer = byte_fallback(tmp_path)
     assert tokenizer.eos_token_ids == {1}
 
-    @seeded
     @given(
         st.lists(
             st.sampled_from(["▁the", "▁a", "n", "o", "t", "é", "日", "🙂", "▁", "</s>"]),
@@ -131,7 +126,6 @@ def test_a_vocabulary_that_is_not_byte_level_reads_alike_in_pieces(tmp_path: Pat
 def test_endless_bad_bytes_are_neither_held_for_ever_nor_fatal(tmp_path: Path) -> None:
     tokenizer = byte_fallback(tmp_path)
 
-    @seeded
     @given(st.lists(st.integers(0, 300), max_size=60))
     def check(tokens: list[int]) -> None:
         read(tokenizer.detokenizer(), tokens)
@@ -336,7 +330,6 @@ def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
     assert turns > 20  # 1 or 2 where the interpreter is held
 
 
-@seeded
 @given(st.lists(st.sampled_from(["\u1100\u1161\u11a8", "\u03b9\u0308\u0301", "<|eos|>", "x"])))
 def test_a_text_never_has_fewer_tokens_than_its_bytes_say(parts: list[str]) -> None:
     for tokenizer in (Tokenizer.builtin(), Tokenizer.load(shipped.folder("slackline-5m"))):

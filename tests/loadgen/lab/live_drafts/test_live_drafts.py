@@ -262,6 +262,7 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
         assert profile.batch_s(one.shape) == pytest.approx(one.pass_s + 0.0005, rel=0.05)
 
 
+@pytest.mark.slow
 def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_path: Path) -> None:
     requests = LOAD.requests(prompts)[:60]
     contestant = Contestant("vllm", {"spec_tokens": str(VLLM_DRAFTS + 3)})
@@ -303,6 +304,7 @@ def compared(prompts: Questions, folder: Path) -> Comparison:
     )
 
 
+@pytest.mark.slow
 def test_the_simulator_serves_the_load_and_the_page_shows_both(
     prompts: Questions, tmp_path: Path
 ) -> None:
@@ -397,6 +399,7 @@ def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:
     assert found.tokens_per_verification == 1.5
 
 
+@pytest.mark.slow
 async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Questions) -> None:
     pytest.importorskip("torch")
     load = RisingLoad((2.0, 3.0, 4.0), 6.0, (0.1, 0.2, 0.4), seed=3)

@@ -149,6 +149,7 @@ def test_a_clone_of_the_project_need_not_run_what_has_not_changed(
 # ---------------------------------------------------------------- the pages of docs/
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", KEPT, ids=lambda page: page.file)
 def test_each_table_that_is_not_outdated_stands_in_the_page_as_its_runs_say(
     page: Page, tmp_path: Path
@@ -169,6 +170,7 @@ def test_each_table_that_is_not_outdated_stands_in_the_page_as_its_runs_say(
     assert render_page(page, cache, {}, current, present) == present
 
 
+@pytest.mark.slow
 def test_the_loads_drawn_at_random_were_run_with_the_policy_as_it_is() -> None:
     """The three that take the least time are run again. A table that a change has outdated says
     nothing about the policy: raise its version, and run the section.

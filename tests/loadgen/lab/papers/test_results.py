@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -403,6 +403,7 @@ def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_pa
     assert not (tmp_path / "which-policy.md").exists()
 
 
+@pytest.mark.slow
 def test_sections_that_were_not_asked_for_stay_as_they_are_in_the_page(tmp_path: Path) -> None:
     page = next(page for page in PAGES if page.file == "slackline-results.md")
     assert len({section.title for section in page.sections}) == len(page.sections)
@@ -418,6 +419,7 @@ def test_sections_that_were_not_asked_for_stay_as_they_are_in_the_page(tmp_path:
     assert changed == [named.title]
 
 
+@pytest.mark.slow
 def test_no_figure_of_a_page_gives_way_to_a_run_that_is_to_be_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,6 +436,7 @@ def test_no_figure_of_a_page_gives_way_to_a_run_that_is_to_be_done(
     assert f"{name}: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
     tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,7 +598,6 @@ def test_violations_of_silos_are_weighed_by_their_requests(tiny: RunResult) -> N
     assert overall_percent({**parts, "Q3": None}) is None
 
 
-@settings(deadline=None, max_examples=50)
 @given(loads=st.lists(st.tuples(st.floats(0, 50), st.floats(0.5, 9)), min_size=1, max_size=3))
 def test_gpus_are_whole_and_enough_for_every_deployment(loads: list[tuple[float, float]]) -> None:
     needed = gpus([(load, Capacity(rate_rps=rate, result=None)) for load, rate in loads])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -102,7 +102,6 @@ def test_each_stage_is_judged_by_its_own_pace(
     assert tuple(judged(token_s, THINKER, thinking).values()) == expected
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.floats(0.0, 0.3), min_size=1, max_size=40), st.integers(0, 40), st.floats(0.02, 0.3)
 )
@@ -135,7 +134,6 @@ def plainly(token_s: Sequence[float]) -> float:
     )
 
 
-@settings(deadline=None, max_examples=300)
 @given(outputs, st.integers(0, 61), st.integers(1, 6))
 def test_the_worst_ten_tokens_of_each_stage_are_found_in_any_output(
     token_s: list[float], thinking: int, together: int
@@ -155,7 +153,6 @@ def test_the_worst_ten_tokens_of_each_stage_are_found_in_any_output(
     assert worst_s == pytest.approx(expected_s, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=300)
 @given(outputs, st.integers(0, 61), st.sampled_from(Definition), st.booleans())
 def test_a_measure_of_token_times_is_the_one_that_a_worker_folds(
     token_s: list[float], thinking: int, definition: Definition, thinks: bool
@@ -177,7 +174,6 @@ def test_a_measure_keeps_its_windows_wherever_it_is_written() -> None:
     assert moved.emit(3, 2.0, slo) == measure.emit(3, 2.0, slo)
 
 
-@settings(deadline=None, max_examples=200)
 @given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
 def test_a_request_that_meets_every_deadline_meets_the_last_one(
     token_s: list[float], ttft_s: float, tbt_s: float
@@ -186,7 +182,6 @@ def test_a_request_that_meets_every_deadline_meets_the_last_one(
     assert found[DEADLINE] or not found[TTLT]
 
 
-@settings(deadline=None, max_examples=200)
 @given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
 def test_whole_windows_that_keep_the_pace_keep_it_on_average(
     token_s: list[float], ttft_s: float, tbt_s: float
@@ -195,7 +190,6 @@ def test_whole_windows_that_keep_the_pace_keep_it_on_average(
     assert found[MAX_TPOT_10] or not found[MEAN_TPOT]
 
 
-@settings(deadline=None, max_examples=100)
 @given(outputs, st.floats(0.05, 6.0))
 def test_a_tier_with_nothing_but_a_ttlt_is_judged_alike_by_all(
     token_s: list[float], ttlt_s: float

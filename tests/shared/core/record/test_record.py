@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -369,7 +369,6 @@ def lives(draw: st.DrawFn) -> list[tuple[Event, Record]]:
 
 
 @given(lives())
-@settings(max_examples=300, deadline=None)
 def test_along_every_life(story: list[tuple[Event, Record]]) -> None:
     before = NEW
     for event, record in story:

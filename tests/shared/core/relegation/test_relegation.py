@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.load_view import STALE_S, TOKEN_S
@@ -284,7 +284,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.lists(STEPS, max_size=60))
 def test_it_decides_as_one_that_sorts_everything_each_time(
     steps: Sequence[tuple[str, object]],
@@ -341,7 +340,6 @@ def test_importance_goes_before_age_and_the_older_before_the_younger() -> None:
     assert [p.key for p in handed(core, 1)] == ["t.3", "t.2", "t.1"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(50, 500), min_size=2, max_size=5), st.integers(1, 4))
 def test_equal_tenants_are_given_alike_however_much_each_has_waiting(
     prompts: list[int], per_digest: int

@@ -16,6 +16,7 @@ from shared.core.replica.request_table import Books
 from shared.rules.tiers import DEFAULT
 from shared.schemas import Offer
 from shared.vocabulary import RequestKey, ServiceClass, Slo
+from tests.rings import slow_but
 
 SEED = 1
 
@@ -180,7 +181,10 @@ def met_tokens(policy: str, planned: list[PlannedRequest]) -> dict[str, tuple[fl
     return met
 
 
-@pytest.mark.parametrize(("policy", "least"), [("slackline", 0.8), ("qoserve", 0.45)])
+@pytest.mark.parametrize(
+    ("policy", "least"),
+    [pytest.param("slackline", 0.8, marks=pytest.mark.slow), ("qoserve", 0.45)],
+)
 def test_a_flood_of_one_tenant_leaves_another_its_share(policy: str, least: float) -> None:
     """60 requests a second against 2, where the replica serves 10. Without tenants both meet the
     same part, less than a third. QoServe keeps no more of the requests that are ten times as
@@ -192,12 +196,13 @@ def test_a_flood_of_one_tenant_leaves_another_its_share(policy: str, least: floa
     assert met_tokens(policy, planned)["small"][0] > least
 
 
-@pytest.mark.parametrize("policy", ["slackline", "qoserve"])
+@pytest.mark.parametrize("policy", slow_but(["qoserve"], ["slackline", "qoserve"]))
 def test_tenants_that_ask_for_more_than_there_is_share_by_tokens(policy: str) -> None:
     met = met_tokens(policy, requests({"a": 40.0, "b": 20.0}, "chat", 30.0))
     assert met["a"][1] / met["b"][1] == pytest.approx(1.0, abs=0.25)
 
 
+@pytest.mark.slow
 def test_a_flood_that_is_patient_leaves_slots_to_others() -> None:
     planned = requests({"large": 60.0}, "summary", 60.0)
     small = requests({"small": 2.0}, "chat", 60.0)

@@ -2,7 +2,7 @@
 just its tokens.
 """
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.vocabulary import FinishReason, Slo
@@ -85,10 +85,6 @@ def schedules(
     return world, asks, acts
 
 
-COMMON = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-
-
-@COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve"], faults=False))
 def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -98,7 +94,6 @@ def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(
     assert bench.resyncs == 1, "nothing was lost, yet the picture was"
 
 
-@COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve"], faults=True))
 def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_lost(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -106,13 +101,11 @@ def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=["chaos"], faults=True))
 def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Act]]) -> None:
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve", "chaos"], faults=True, wayward=True))
 def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -120,7 +113,6 @@ def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=["chaos"], faults=True, drafts=True))
 def test_no_more_draft_kv_is_promised_than_a_worker_announces(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -129,7 +121,6 @@ def test_no_more_draft_kv_is_promised_than_a_worker_announces(
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=["chaos"], faults=True, wayward=True, drafts=True))
 def test_draft_kv_is_not_lost_where_an_engine_finds_prefixes_or_lacks_room(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -141,7 +132,6 @@ def test_draft_kv_is_not_lost_where_an_engine_finds_prefixes_or_lacks_room(
 CLOSE_S = 0.5
 
 
-@COMMON
 @given(schedules(policies=["fcfs", "edf", "slackline", "chaos"], faults=False))
 def test_a_best_effort_request_has_its_first_token_in_the_time_that_its_tier_says_or_ends(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -175,7 +165,6 @@ def test_a_best_effort_request_for_which_there_is_no_time_expires_on_its_replica
 POLICIES = ["fcfs", "edf", "qoserve", "chaos"]
 
 
-@COMMON
 @given(schedules(policies=POLICIES, faults=True, sharing="held"))
 def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -188,7 +177,6 @@ def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
     assert isinstance(bench.engine, SharingEngine) and bench.engine.lapsed == 0
 
 
-@COMMON
 @given(schedules(policies=["chaos"], faults=True, drafts=True, sharing="held"))
 def test_where_requests_share_the_drafts_blocks_no_more_is_promised_than_there_is(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -197,7 +185,6 @@ def test_where_requests_share_the_drafts_blocks_no_more_is_promised_than_there_i
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=["chaos"], faults=True, drafts=True, sharing="left"))
 def test_no_more_draft_kv_is_promised_where_requests_share_what_others_have_left(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -205,7 +192,6 @@ def test_no_more_draft_kv_is_promised_where_requests_share_what_others_have_left
     Bench(*schedule).run_all()
 
 
-@COMMON
 @given(schedules(policies=POLICIES, faults=True, sharing="left"))
 def test_requests_that_share_what_others_have_left_end_as_others_do(
     schedule: tuple[World, list[Ask], list[Act]],

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,6 @@ from shared.schemas import Sampling  # noqa: E402
 from tests.services.worker.engines.torch.test_engine import CLOSE, OUTPUT, play, tiny_model  # noqa: E402
 
 VOCABULARY = 64
-seeded = settings(deadline=None, print_blob=True, max_examples=50)
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20)
 
 
@@ -41,7 +40,6 @@ def of(
     return adjusted(logits, [Written(Sampling(**asked), len(prompt), [*prompt, *output], ends)])
 
 
-@seeded
 @given(st.integers(0, 999), tokens, tokens, st.sampled_from([0.5, 1.3, 2.0]))
 def test_repetition_is_penalised_as_by_transformers(
     seed: int, prompt: list[int], output: list[int], penalty: float
@@ -50,7 +48,6 @@ def test_repetition_is_penalised_as_by_transformers(
     assert torch.equal(of(drawn(seed), prompt, output, repetition_penalty=penalty), wanted)
 
 
-@seeded
 @given(
     st.integers(0, 999),
     st.dictionaries(
@@ -66,7 +63,6 @@ def test_biases_are_added_as_by_transformers(seed: int, bias: dict[int, float]) 
     )
 
 
-@seeded
 @given(st.integers(0, 999), tokens, tokens, st.integers(1, 25))
 def test_no_end_is_drawn_before_min_tokens_as_by_transformers(
     seed: int, prompt: list[int], output: list[int], least: int
@@ -87,7 +83,6 @@ def test_presence_and_frequency_look_at_the_output_alone() -> None:
     assert changed[[5, 6, 7, 8]].tolist() == [0.0, 0.0, -1.25, -0.75]
 
 
-@seeded
 @given(
     st.integers(0, 999), st.sampled_from([0.01, 0.1, 0.5, 1.0]), st.sampled_from([0.5, 1.0, 2.0])
 )

@@ -29,6 +29,7 @@ transformers = pytest.importorskip("transformers")
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from services.worker.engines.torch.paged import Blocks, Place  # noqa: E402
 from services.worker.engines.torch.sampling import Draw, choose, likelihoods  # noqa: E402
+from tests.rings import slow_but  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.one_by_one import one_by_one  # noqa: E402
@@ -227,7 +228,7 @@ def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEng
         pytest.param("on CUDA", marks=needs_cuda),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["Llama"], FAMILIES))
 def test_greedy_tokens_are_those_of_generate(
     family: str, way: str, bank: Callable[[str], Bank]
 ) -> None:
@@ -319,7 +320,9 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
     check()
 
 
-@pytest.mark.parametrize("family", ["GPTNeoX", "Gemma", "Mistral", "Phi3", "Olmo2"])
+@pytest.mark.parametrize(
+    "family", slow_but(["Gemma", "GPTNeoX"], ["GPTNeoX", "Gemma", "Mistral", "Phi3", "Olmo2"])
+)
 def test_other_families_come_for_free(family: str, tmp_path: Path) -> None:
     engine = TorchEngine(
         tiny_model(tmp_path, family), profile="toy", device="cpu", kv_blocks=32, block_tokens=8

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine import Done
@@ -235,7 +235,6 @@ def test_nobody_writes_to_a_shared_block_of_the_targets_kv(
     assert all(seen[what] > 0 for what in ("cached", "shared", "trees", "in a pass", "moved"))
 
 
-@settings(deadline=None, print_blob=True, max_examples=50)
 @given(st.integers(0, 2**32), st.integers(4, 30), st.integers(1, 4))
 def test_a_block_is_free_known_or_owned_and_its_tokens_are_those_of_its_hash(
     seed: int, total: int, size: int
