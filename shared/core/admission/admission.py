@@ -69,7 +69,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of the offer of this attempt, for certain."""
+    """The offer of this attempt has an answer, for certain."""
 
     key: RequestKey
     attempt: int
