@@ -66,7 +66,6 @@ MANY_LINES = {
     "infra/grafana/boards.py",
     "loadgen/fleet/fleet.py",
     "loadgen/simulator/virtual_worker.py",
-    "services/admission/service.py",
     "services/worker/core/worker.py",
     "services/worker/service.py",
     "shared/core/record/record.py",

@@ -11,7 +11,8 @@ import structlog
 from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
-from services.admission.service import TELL_S, Admission
+from services.admission.placement import TELL_S
+from services.admission.service import Admission
 from shared import subjects
 from shared.bus.api import Call, Endpoint, RefusedError
 from shared.schemas import (
