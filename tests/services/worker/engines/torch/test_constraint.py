@@ -77,9 +77,9 @@ def written(engine: TorchEngine, sampling: Sampling, seed: int, moves: Random) -
         left = len(PROMPT) + len(tokens) - computed
         (done,) = engine.execute([Work(slot, left, True)], None).done
         assert not done.failed
-        computed += left
+        computed += done.computed  # none while the format is still compiled
         tokens += done.tokens
-        if tokens[-1] in TOKENIZER.eos_token_ids:
+        if tokens and tokens[-1] in TOKENIZER.eos_token_ids:
             engine.release(slot)
             return tokens[:-1]
         match moves.randrange(6):
