@@ -25,7 +25,7 @@ from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view
 
 TOKENS = {1: 2000, 8: 1000, 32: 800}  # of each answer, by the number of requests
-PATIENT_S, TIGHT_S = 0.4, 0.012  # TBT; at 8 ms drafts may lose 9 % (docs/slackline.md)
+PATIENT_S, TIGHT_S = 0.4, 0.012  # TBT; at 8 ms drafts may lose 9 %
 
 
 @pytest.fixture(scope="module")

@@ -226,8 +226,8 @@ def test_what_a_search_has_found_gets_no_worse(workload: str, load: Load, most: 
 
 @pytest.mark.slow
 def test_overload_for_minutes_gets_no_worse() -> None:
-    """This load is longer than those of a search. It is not mended (docs/slackline.md, "Where it is
-    not better"): of its 1,563 requests qoserve loses 113.
+    """This load is longer than those of a search. It is not mended (docs/slackline.md, "Limits"):
+    of its 1,563 requests qoserve loses 113.
     """
     named = {
         "chat": Tier(slo=Slo(ttft_s=6.0, tbt_s=0.05)),
