@@ -26,7 +26,7 @@ LABORATORY = {
     f"docs/{name}.md"
     for name in ("results", "slackline-leads", "slackline-results", "which-policy")
 }
-WORDS = 34_500  # of the others together; 40,000 of all once the laboratory's are short, too
+WORDS = 35_200  # of the others together; 40,000 of all once the laboratory's are short, too
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

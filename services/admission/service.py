@@ -12,10 +12,10 @@ from services.admission.cancels import Cancels
 from services.admission.config import AdmissionConfig
 from services.admission.endpoints.explain import Explanations
 from services.admission.endpoints.replay import Replays
-from services.admission.endpoints.tokenize import TokenDesk
+from services.admission.endpoints.tokenize import TokenizeEndpoint
 from services.admission.ends import Ends
 from services.admission.intake.arrivals import Arrivals
-from services.admission.intake.gate import Door
+from services.admission.intake.gate import IntakeGate
 from services.admission.intake.reading import Intake
 from services.admission.intake.refusals import Refusals
 from services.admission.intake.stall import Stall
@@ -91,7 +91,7 @@ class Admission:
         ending = Ending(bus, records, tracing, outcomes, self._pay)
         self._replays = Replays(bus, records, clock)
         self._explanations = Explanations(records, self._replays, clock)
-        self._token_desk = TokenDesk(tokenizer)
+        self._tokenize = TokenizeEndpoint(tokenizer)
         placer = Placer(bus, records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -160,7 +160,7 @@ class Admission:
             QUEUE,
             self._arrivals.gate,
         )
-        self._door = Door(bus, clock, requests, self.name)
+        self._gate = IntakeGate(bus, clock, requests, self.name)
 
     def _soon(self) -> None:
         self._sweep.soon()
@@ -206,7 +206,7 @@ class Admission:
             answers = chores.listen(
                 await bus.serve("admission", endpoints, {"instance": self.name})
             )
-            opening = chores.start(self._door.keep(), name="admission.door")
+            opening = chores.start(self._gate.keep(), name="admission.door")
             log.info(
                 "admission.ready",
                 instance=self.name,
@@ -216,7 +216,7 @@ class Admission:
             await stop.wait()
             opening.cancel()
             await asyncio.wait((opening,))
-            await self._door.close()
+            await self._gate.close()
             await answers.stop()  # an ended attempt goes to another instance; its worker repeats it
             await self._drain(driver)
             for task in (*background, driver):
@@ -252,7 +252,7 @@ class Admission:
         self._chores.spawn(self._explanations.answer(explain, call), "admission.explain")
 
     def _on_tokens(self, question: Tokenize | Detokenize, call: Call) -> None:
-        self._chores.spawn(self._token_desk.answer(question, call), "admission.tokens")
+        self._chores.spawn(self._tokenize.answer(question, call), "admission.tokens")
 
     def _pay(self, ended: Record) -> None:
         """The tenant's bucket pays for the output of a request, whoever let it in."""

@@ -22,7 +22,7 @@ from services.gateway.api.alive import Fleet
 from services.gateway.api.asking import UNKNOWN_FIELD, without_unknown
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
-from services.gateway.api.generation import Exchanges
+from services.gateway.api.generation import Generations
 from services.gateway.api.model_list import Model, ModelList
 from services.gateway.api.responses import responses
 from services.gateway.api.responses.responses import ResponseBody
@@ -42,8 +42,8 @@ from services.gateway.http.cross_origin import METHODS, READABLE, CrossOrigin
 from services.gateway.http.envelope import Problem, Rejected
 from services.gateway.http.guard import read_tenant
 from services.gateway.http.json_bytes import encode
+from services.gateway.http.request import HttpRequest, HttpRequests, Serve
 from services.gateway.http.slo_headers import header_at_fault
-from services.gateway.http.visits import Serve, Visit, Visits
 from services.gateway.telemetry.gen_ai import GenAi
 from shared.bus.api import KeyValue
 from shared.bus.objects import Objects
@@ -84,8 +84,8 @@ class Stored(NamedTuple):
 
 
 class Gateway:
-    """The HTTP application over one Client. Its tasks live in `tasks`. Set `visits.draining` before
-    the listener closes.
+    """The HTTP application over one Client. Its tasks live in `tasks`. Set
+    `http_requests.draining` before the listener closes.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class Gateway:
         self._fleet = fleet
         self._clocks, self._clock = clocks, clock
         self._about, self._registry = about("gateway"), registry
-        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, gen_ai, tasks)
+        self._generations = Generations(cfg, client, fleet, clock, tracing, gen_ai, tasks)
         self._texts = Texts(client.bus, fleet)
         files, batches = FileStore(stored.files), BatchStore(stored.batches)
         self._files = Files(cfg, files, batches)
         self._batches = Batches(batches, files, clock)
-        asker = BatchAsker(self._exchanges, fleet, rules, clock)
+        asker = BatchAsker(self._generations, fleet, rules, clock)
         self.runner = BatchRunner(cfg, client.bus, batches, files, asker, clock, rules)
-        self.visits = Visits(cfg, clock, registry, rules)
+        self.http_requests = HttpRequests(cfg, clock, registry, rules)
 
     async def follow_keys(self) -> None:
         """End what runs for a tenant whose last key is revoked, until cancelled."""
@@ -125,7 +125,7 @@ class Gateway:
         while True:
             await asyncio.sleep(LOOK_S)
             if self._rules.keys is not keys and (keys := self._rules.keys) is not None:
-                self._exchanges.end_all_but(keys.tenants)
+                self._generations.end_all_but(keys.tenants)
 
     def app(self) -> Starlette:
         cors = Middleware(
@@ -139,7 +139,7 @@ class Gateway:
             middleware=[cors] if self._cfg.cors_origins else [],
             routes=[
                 *(
-                    Route(path, self.visits.route(serve), methods=[method])
+                    Route(path, self.http_requests.route(serve), methods=[method])
                     for (method, path), serve in self._served().items()
                 ),
                 Route("/v1/models", self.models, methods=["GET"]),
@@ -190,7 +190,7 @@ class Gateway:
         gateway is not stopping.
         """
         reason = ""
-        if self.visits.draining:
+        if self.http_requests.draining:
             reason = "shutting down"
         elif not self._fleet.models():
             reason = "no replica has been heard of"
@@ -241,33 +241,33 @@ class Gateway:
         kind, text = exposition(registries, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
-    async def _ask(self, api: Api, visit: Visit) -> None:
+    async def _ask(self, api: Api, http_request: HttpRequest) -> None:
         """Answers one of OpenAI's questions to a model."""
-        headers = visit.headers
-        visit.request_id = request_headers.read_request_id(headers)
+        headers = http_request.headers
+        http_request.request_id = request_headers.read_request_id(headers)
         request_headers.check_names(headers)
-        raw = await visit.read()
+        raw = await http_request.read()
         names = list[str]()
         if request_headers.read_flag(headers, request_headers.LENIENT, False):
             raw, names = without_unknown(raw, api.kind)
-            visit.ignore(names)
+            http_request.ignore(names)
         try:
             body = api.read(raw)
-            visit.ignore(names + body.ignored)
+            http_request.ignore(names + body.ignored)
             ask = translate.read_ask(
                 headers,
                 body,
-                visit.request_id,
-                visit.tenant,
+                http_request.request_id,
+                http_request.tenant,
                 self._rules.tiers,
                 held=self._fleet.holds_formats(),
             )
-            visit.hold(len(ask.requests) - 1)
+            http_request.hold(len(ask.requests) - 1)
             if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt
                 raise Rejected(envelope.too_many_copies(self._cfg.body_limit_bytes))
             parent = headers.get(telemetry.TRACEPARENT)
-            visit.hung_up = await self._exchanges.run(
-                ask, parent, visit.body, visit.send, visit.began_unix_s
+            http_request.hung_up = await self._generations.run(
+                ask, parent, http_request.body, http_request.send, http_request.began_unix_s
             )
         except PeerError as error:
             problem = envelope.of_error(error)

@@ -185,7 +185,7 @@ async def serve(
         )
         ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        gateway.visits.draining = True
+        gateway.http_requests.draining = True
         server.should_exit = True
         stopping.cancel()
         following.cancel()

@@ -7,12 +7,12 @@ from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.vocabulary import ReplicaId
 
-FLIGHTS_LIMIT = 64  # plans whose ack is awaited; a seat has a few in flight
+FLIGHTS_LIMIT = 64  # plans whose ack is awaited; a replica planner has a few in flight
 REPLICA_LIMIT = 256  # replicas with numbers of their own; the rest share one set
 
 
 class PlannerMetrics:
-    """The metrics of one process; each seat has a `Watch` on them."""
+    """The metrics of one process; each replica planner has a `Watch` on them."""
 
     def __init__(self, registry: Registry) -> None:
         labels, caps = ("replica",), {"replica": REPLICA_LIMIT}

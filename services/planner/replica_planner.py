@@ -63,7 +63,7 @@ log = structlog.get_logger()
 
 # Two seconds of offers at 1000/s, of acks at two for each of 20 iterations a second, and of
 # heartbeats, rounded up. A full inbox declines offers and loses acks, refusals and heartbeats: the
-# next ack or heartbeat, or an overdue plan, shows the loss, and the seat resyncs.
+# next ack or heartbeat, or an overdue plan, shows the loss, and the replica planner resyncs.
 INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
@@ -72,12 +72,12 @@ PLAN_TRACE_S = 0.25
 
 
 class StaleEpoch(Exception):
-    """The lease of this seat is over, whatever the bucket says: another planner has a higher epoch,
-    or the seat must be taken anew.
+    """The lease of this replica planner is over, whatever the bucket says: another planner has a
+    higher epoch, or the lease must be taken anew.
     """
 
 
-class Seat:
+class ReplicaPlanner:
     """Plans for one replica until stopped."""
 
     def __init__(

@@ -11,7 +11,7 @@ import structlog
 
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
-from services.planner.replica_planner import Seat, StaleEpoch
+from services.planner.replica_planner import ReplicaPlanner, StaleEpoch
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
@@ -43,11 +43,11 @@ class Planner:
         self._counted = PlannerMetrics(self.metrics)
         self._absences = Absences(bus, clock)
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
-        self._seats: dict[ReplicaId, Seat] = {}
+        self._planners: dict[ReplicaId, ReplicaPlanner] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
         # replicas whose planning failed, and until when they are left alone
         self._shunned: dict[ReplicaId, float] = {}
-        # the newest faults of ours that ended a seat
+        # the newest faults of ours that ended a replica planner
         self.broken: deque[BaseException] = deque(maxlen=FAULTS)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -77,9 +77,9 @@ class Planner:
         if announce.replica not in self._workers and len(self._workers) >= MOST_REPLICAS:
             return
         self._workers[announce.replica] = (announce, self._clock.unix_s())
-        seat = self._seats.get(announce.replica)
-        if seat is not None:
-            seat.heard(announce)
+        planner = self._planners.get(announce.replica)
+        if planner is not None:
+            planner.heard(announce)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Lease replicas that no planner has. The more replicas this planner holds, the later it
@@ -92,12 +92,14 @@ class Planner:
                     del self._workers[replica]
                     self._shunned.pop(replica, None)
                 elif (
-                    replica not in self._seats
-                    and len(self._seats) < self._cfg.max_replicas
+                    replica not in self._planners
+                    and len(self._planners) < self._cfg.max_replicas
                     and now >= self._shunned.get(replica, now)
                 ):
-                    if self._seats:
-                        await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
+                    if self._planners:
+                        await asyncio.sleep(
+                            min(0.02 * len(self._planners), 0.2) * self._rng.random()
+                        )
                     key = subjects.planner_lease(replica)
                     lease = Lease(self._bus.leases, key, self.name, self._absences)
                     try:
@@ -105,21 +107,21 @@ class Planner:
                     except BusError:
                         continue
                     if taken:
-                        seat = self._seat(lease, announce)
-                        if seat is None:
+                        planner = self._planner_of(lease, announce)
+                        if planner is None:
                             self._shunned[replica] = now + SHUN_S
                             continue
-                        self._seats[replica] = seat
+                        self._planners[replica] = planner
                         self._stops[replica] = asyncio.Event()
-                        tasks.create_task(self._sit(seat), name=subjects.planner_lease(replica))
+                        tasks.create_task(self._sit(planner), name=subjects.planner_lease(replica))
             await asyncio.sleep(LOOK_S)
 
-    def _seat(self, lease: Lease, announce: Announce) -> Seat | None:
-        """A seat; None where this planner cannot plan for what the worker announced. Its lease then
-        runs out by itself, and another planner may be able to.
+    def _planner_of(self, lease: Lease, announce: Announce) -> ReplicaPlanner | None:
+        """A replica planner; None where this process cannot plan for what the worker announced. Its
+        lease then runs out by itself, and another planner may be able to.
         """
         try:
-            return Seat(
+            return ReplicaPlanner(
                 self._cfg,
                 self.name,
                 self._bus,
@@ -133,30 +135,30 @@ class Planner:
             log.error("seat.impossible", replica=announce.replica, error=str(error))
             return None
 
-    async def _sit(self, seat: Seat) -> None:
-        """Run a seat while its lease holds and its worker lives."""
-        stop = self._stops[seat.replica]
-        run = asyncio.ensure_future(seat.run())
-        keep = asyncio.ensure_future(self._keep(seat, stop))
+    async def _sit(self, planner: ReplicaPlanner) -> None:
+        """Run a replica planner while its lease holds and its worker lives."""
+        stop = self._stops[planner.replica]
+        run = asyncio.ensure_future(planner.run())
+        keep = asyncio.ensure_future(self._keep(planner, stop))
         try:
             await asyncio.wait((run, keep), return_when=asyncio.FIRST_COMPLETED)
         finally:
             run.cancel()
             keep.cancel()
             results = await asyncio.gather(run, keep, return_exceptions=True)
-            del self._seats[seat.replica], self._stops[seat.replica]
+            del self._planners[planner.replica], self._stops[planner.replica]
             with suppress(BusError):  # the lease runs out by itself
-                await seat.lease.release()
-            log.info("seat.left", replica=seat.replica, epoch=seat.epoch)
+                await planner.lease.release()
+            log.info("seat.left", replica=planner.replica, epoch=planner.epoch)
         for result in results:
-            self._judge(seat.replica, result)
+            self._judge(planner.replica, result)
 
     def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
-        """Log why a seat ended. A fault in the planning of one replica must not end the others: it
-        is logged, and the replica is left alone for a while.
+        """Log why a replica planner ended. A fault in the planning of one replica must not end the
+        others: it is logged, and the replica is left alone for a while.
         """
         if isinstance(result, BaseExceptionGroup):
-            # the bus failed the seat at its start: the next holder of the lease tries again
+            # the bus failed it at its start: the next holder of the lease tries again
             result = result.split((BusError, PeerError))[1]
         if result is None or isinstance(result, (asyncio.CancelledError, StaleEpoch, BusError)):
             return
@@ -164,7 +166,7 @@ class Planner:
         self.broken.append(result)
         self._shunned[replica] = self._clock.unix_s() + SHUN_S
 
-    async def _keep(self, seat: Seat, stop: asyncio.Event) -> None:
+    async def _keep(self, planner: ReplicaPlanner, stop: asyncio.Event) -> None:
         """Renew the lease until stopped. Return when it is lost or in doubt, or when the worker is
         silent.
         """
@@ -176,11 +178,11 @@ class Planner:
                 return
             except TimeoutError:
                 pass
-            if self._clock.unix_s() - seat.heard_unix_s > self._cfg.lost_s:
+            if self._clock.unix_s() - planner.heard_unix_s > self._cfg.lost_s:
                 return
             asked = self._clock.unix_s()
             try:
-                if not await seat.lease.renew():
+                if not await planner.lease.renew():
                     return
                 renewed = asked
             except BusError:

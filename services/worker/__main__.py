@@ -5,7 +5,7 @@ from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, ThreadRunner
 from services.worker.service import serve
-from services.worker.step_runner import TurnTaker
+from services.worker.step_runner import StepRunner
 from shared.process.main import Process, run
 from shared.telemetry.instruments import Registry
 
@@ -27,7 +27,7 @@ async def body(process: Process[WorkerConfig]) -> None:
         )
 
     if cfg.engine == "sim":
-        runner = ThreadRunner(TurnTaker(*make(cfg)))
+        runner = ThreadRunner(StepRunner(*make(cfg)))
         try:
             await serve_with(runner)
         finally:

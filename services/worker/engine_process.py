@@ -1,7 +1,7 @@
 """A real engine in a process of its own: the worker's NATS work and the engine's steps take no time
 of the interpreter from each other.
 
-The worker writes turns into a socket and reads back their results. A side that loses the other
+The worker writes steps into a socket and reads back their results. A side that loses the other
 stops: the engine silently, the worker with an EngineError, since the KV is gone with the engine.
 `python -m services.worker.engine_process FD` is the other end.
 """
@@ -25,9 +25,9 @@ from services.worker.engines.make import make
 from services.worker.grammar_trial import GrammarTrial, What
 from services.worker.line import Line, framed, read
 from services.worker.profiling import fit_engine
-from services.worker.step_runner import TurnTaker
+from services.worker.step_runner import StepRunner
 from shared import features
-from shared.core.worker.step import Ran, Turn
+from shared.core.worker.step import Ran, Step
 from shared.errors import ConfigError, EngineError
 from shared.models import shipped as models
 from shared.perf.profile_file import ProfileFile
@@ -54,7 +54,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_start = msgspec.msgpack.Decoder(Ready | Unfit).decode
-_decode_turn = msgspec.msgpack.Decoder(Turn | None).decode  # None: forget every slot
+_decode_step = msgspec.msgpack.Decoder(Step | None).decode  # None: forget every slot
 _decode_ran = msgspec.msgpack.Decoder(Ran).decode
 
 
@@ -73,9 +73,9 @@ class EngineProcess:
         self.facts, self.fitted, self.pid = ready.facts, ready.fitted, process.pid
         self.watchdog = Watchdog(silent_s, process.kill)
 
-    async def run(self, turn: Turn) -> Ran:
-        predicted_s = 0.0 if turn.plan is None else turn.plan.predicted_s
-        return await self._ask(turn._replace(plan=None), predicted_s)
+    async def run(self, step: Step) -> Ran:
+        predicted_s = 0.0 if step.plan is None else step.plan.predicted_s
+        return await self._ask(step._replace(plan=None), predicted_s)
 
     async def reset(self) -> None:
         await self._ask(None, 0.0)
@@ -83,11 +83,11 @@ class EngineProcess:
     async def refusal(self, wanted: Structured) -> str:
         return "" if self._trial is None else await self._trial.refusal(wanted)
 
-    async def _ask(self, turn: Turn | None, predicted_s: float) -> Ran:
+    async def _ask(self, step: Step | None, predicted_s: float) -> Ran:
         idle = self._line.ended
         self.watchdog.asked(predicted_s)
         try:
-            return _decode_ran(await self._line.ask(_encode(turn)))
+            return _decode_ran(await self._line.ask(_encode(step)))
         except EOFError:
             how = await _end(self._process)
             raise EngineError(
@@ -243,17 +243,17 @@ def main(fd: int) -> None:
     try:
         # A profile that the operator names counts; without one the engine is measured.
         fitted = None if cfg.profile or not cfg.profile_s else fit_engine(engine, cfg.profile_s)
-        taker = TurnTaker(engine, tokenizer)
+        steps = StepRunner(engine, tokenizer)
         gc.collect()
         # a model's Python side is a million objects, which a full collection would walk in the
         # middle of a step
         gc.freeze()
         _write(sock, Ready(engine.facts, fitted))
         while message := read(source):
-            turn = _decode_turn(message)
-            if turn is None:
-                taker.reset()
-            _write(sock, Ran([], 0.0) if turn is None else taker.take(turn))
+            step = _decode_step(message)
+            if step is None:
+                steps.reset()
+            _write(sock, Ran([], 0.0) if step is None else steps.run(step))
     except Exception:
         # the worker learns it now: a broken engine may take long to close
         sock.shutdown(socket.SHUT_WR)

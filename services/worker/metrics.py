@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.worker.engine import EngineFacts
 from shared.core.record.verdict import GOOD_ENDS
 from shared.core.worker.draft_yields import POSITIONS
-from shared.core.worker.step import Ran, Turn
+from shared.core.worker.step import Ran, Step
 from shared.perf.profile_file import ProfileFile
 from shared.placing.outcomes import kept_trace
 from shared.schemas import AttemptOver, Record
@@ -136,20 +136,20 @@ class WorkerMetrics:
         self._slots.clear()
 
     def ran(
-        self, turn: Turn, ran: Ran, idle_s: float, began_unix_s: float, ended_unix_s: float
+        self, step: Step, ran: Ran, idle_s: float, began_unix_s: float, ended_unix_s: float
     ) -> None:
         """One iteration, with work."""
         self._iterations.observe(ran.exec_s)
-        if turn.plan is not None:
-            self._predicted.observe(turn.plan.predicted_s)
+        if step.plan is not None:
+            self._predicted.observe(step.plan.predicted_s)
         self._outside.observe(ran.outside_s)
         self._bubbles.observe(idle_s)
-        self._preempted.add(len(turn.preempts))
-        for load in turn.loads:
+        self._preempted.add(len(step.preempts))
+        for load in step.loads:
             self._begin(load.slot, began_unix_s)
         get, newest, usual = self._held.get, self._newest_unix_s, 0
         computed = cached = prompt = generated = sought = 0
-        for work, did in zip(turn.work, ran.done, strict=True):
+        for work, did in zip(step.work, ran.done, strict=True):
             filled, emitted, found = did.computed, len(did.tokens), did.cached
             computed += filled
             cached += found

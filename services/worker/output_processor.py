@@ -4,7 +4,7 @@ never more than is certain.
 Text that may begin a stop string waits until it is known not to. Each stop string is followed
 character by character by an automaton of its own, so the cut does not depend on the borders of
 tokens. The match that ends first wins, the longer one if two end together; a match that is complete
-within the first `min_tokens` is ignored. The speaker lives where the engine does.
+within the first `min_tokens` is ignored. The processor lives where the engine does.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ class Spoken(NamedTuple):
     tokens_kept: int
 
 
-class Speaker:
-    """One voice per open slot."""
+class OutputProcessor:
+    """One output per open slot."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._voices: dict[Slot, _Voice] = {}
+        self._outputs: dict[Slot, _Output] = {}
 
     def open(
         self,
@@ -46,40 +46,40 @@ class Speaker:
         Text that was held back then is held back again, so that none is lost or sent twice; text
         that the client lacks comes with the next tokens.
         """
-        assert slot not in self._voices, f"slot {slot} speaks already"
+        assert slot not in self._outputs, f"slot {slot} speaks already"
         detokenizer = self._tokenizer.detokenizer(specials=not sampling.skip_special_tokens)
-        voice = _Voice(detokenizer, sampling.stop, sampling.min_tokens)
-        text = "".join(voice.feed(token) for token in resume_tokens)
-        voice.owed = text[len(resume_text) :]
-        self._voices[slot] = voice
+        output = _Output(detokenizer, sampling.stop, sampling.min_tokens)
+        text = "".join(output.feed(token) for token in resume_tokens)
+        output.owed = text[len(resume_text) :]
+        self._outputs[slot] = output
 
     def say(self, slot: Slot, tokens: Sequence[int]) -> Spoken:
         """The text that became certain with these tokens. After a stop there is none."""
-        voice = self._voices[slot]
-        text, voice.owed = voice.owed, ""
+        output = self._outputs[slot]
+        text, output.owed = output.owed, ""
         for n, token in enumerate(tokens):
-            if voice.stopped:
+            if output.stopped:
                 return Spoken(text, True, n)
-            text += voice.feed(token)
-        return Spoken(text, voice.stopped, len(tokens))
+            text += output.feed(token)
+        return Spoken(text, output.stopped, len(tokens))
 
     def finish(self, slot: Slot) -> str:
         """The output ended by other means than a stop string: the text that was held back. Empty
         after a stop.
         """
-        voice = self._voices[slot]
-        text, voice.owed = voice.owed, ""
-        return text + voice.finish()
+        output = self._outputs[slot]
+        text, output.owed = output.owed, ""
+        return text + output.finish()
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token by itself, special ones by their name."""
         return self._tokenizer.piece(token)
 
     def close(self, slot: Slot) -> None:
-        del self._voices[slot]
+        del self._outputs[slot]
 
 
-class _Voice:
+class _Output:
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._early = min_tokens  # tokens yet to come that no stop string may end

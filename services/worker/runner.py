@@ -1,5 +1,5 @@
-"""Runners take turns: on one engine thread beside the event loop, or, in virtual time, at once,
-with a sleep as long as the turn took.
+"""Runners run steps: on one engine thread beside the event loop, or, in virtual time, at once,
+with a sleep as long as the step took.
 
 Real engines have a process of their own instead (`engine_process.py`).
 """
@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.worker.engine import EngineFacts
-from services.worker.step_runner import TurnTaker
-from shared.core.worker.step import Ran, Turn
+from services.worker.step_runner import StepRunner
+from shared.core.worker.step import Ran, Step
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 
 
 class Runner(Protocol):
-    """An engine and its speaker, in a thread or in another process. Calls never overlap."""
+    """An engine and its processor, in a thread or in another process. Calls never overlap."""
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -25,11 +25,11 @@ class Runner(Protocol):
     def fitted(self) -> ProfileFile | None:
         """The profile that was measured on the engine, if there is one."""
 
-    async def run(self, turn: Turn) -> Ran:
-        """Take the turn."""
+    async def run(self, step: Step) -> Ran:
+        """Run the step."""
 
     async def reset(self) -> None:
-        """Forget every slot, after the turn that still runs."""
+        """Forget every slot, after the step that still runs."""
 
     async def refusal(self, wanted: Structured) -> str:
         """Why the engine never takes this format of an output; empty if it does. Raises
@@ -44,19 +44,19 @@ class ThreadRunner:
 
     fitted: ProfileFile | None = None
 
-    def __init__(self, taker: TurnTaker) -> None:
-        self._taker = taker
+    def __init__(self, steps: StepRunner) -> None:
+        self._steps = steps
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     @property
     def facts(self) -> EngineFacts:
-        return self._taker.engine.facts
+        return self._steps.engine.facts
 
-    async def run(self, turn: Turn) -> Ran:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._taker.take, turn)
+    async def run(self, step: Step) -> Ran:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.run, step)
 
     async def reset(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._taker.reset)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.reset)
 
     async def refusal(self, wanted: Structured) -> str:
         return ""
@@ -67,25 +67,25 @@ class ThreadRunner:
 
 class VirtualRunner:
     """The runner of an event loop in virtual time: the engine answers at once with the seconds that
-    the turn takes, and that time passes.
+    the step takes, and that time passes.
     """
 
     fitted: ProfileFile | None = None
 
-    def __init__(self, taker: TurnTaker) -> None:
-        self._taker = taker
+    def __init__(self, steps: StepRunner) -> None:
+        self._steps = steps
 
     @property
     def facts(self) -> EngineFacts:
-        return self._taker.engine.facts
+        return self._steps.engine.facts
 
-    async def run(self, turn: Turn) -> Ran:
-        ran = self._taker.take(turn)
+    async def run(self, step: Step) -> Ran:
+        ran = self._steps.run(step)
         await asyncio.sleep(ran.exec_s)
         return ran
 
     async def reset(self) -> None:
-        self._taker.reset()
+        self._steps.reset()
 
     async def refusal(self, wanted: Structured) -> str:
         return ""

@@ -207,24 +207,24 @@ class WorkerService:
                 await self._writer.queue.put(Job(finished))
             self._answer_resyncs()
             began = clock.unix_s()
-            turn = core.begin(now_unix_s=began)
-            if turn is None:
+            step = core.begin(now_unix_s=began)
+            if step is None:
                 self._metrics.holds(core.held, 0, core.free_blocks)
                 self._audit.look(idle=not core.held)
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             try:
-                ran = await self._runner.run(turn)
+                ran = await self._runner.run(step)
             except EngineError as error:
                 await self._lost_engine(error)
                 raise
-            if turn.plan is None:
+            if step.plan is None:
                 continue
             ended = clock.unix_s()
             idle_s = late_s = 0.0
-            came = self._plan_came_unix_s.pop(turn.plan.seq, began)
-            if turn.work:
+            came = self._plan_came_unix_s.pop(step.plan.seq, began)
+            if step.work:
                 free = max(self._last_end_unix_s, self._work_since_unix_s)
                 idle_s = max(0.0, came - free)
                 late_s = ended - free - idle_s - ran.exec_s
@@ -241,10 +241,10 @@ class WorkerService:
                 shared_blocks=ran.shared_blocks,
                 draft_shared_blocks=ran.draft_shared_blocks,
             )
-            if turn.work:
-                self._metrics.ran(turn, ran, idle_s, began, ended)
-            self._traces.ran(turn, ran, began, ended, idle_s)
-            self._metrics.holds(core.held, len(turn.work), core.free_blocks)
+            if step.work:
+                self._metrics.ran(step, ran, idle_s, began, ended)
+            self._traces.ran(step, ran, began, ended, idle_s)
+            self._metrics.holds(core.held, len(step.work), core.free_blocks)
             if not core.held:
                 self._plan_came_unix_s.clear()
                 self._traces.forget_plans()

@@ -5,56 +5,56 @@ what of it is said.
 from collections.abc import Mapping, Sequence
 
 from services.worker.engine import Done, Engine, Likely, Outcome, RefusedError
-from services.worker.output_processor import Speaker
+from services.worker.output_processor import OutputProcessor
 from shared.columns import unpack_list
-from shared.core.worker.step import Ran, Turn, TurnDone, Work
+from shared.core.worker.step import Ran, Step, TurnDone, Work
 from shared.policy.speculation import along
 from shared.schemas import Likelihood, TokenLogprob
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, Slot
 
 
-class TurnTaker:
-    """An engine and the speaker of what it generates."""
+class StepRunner:
+    """An engine and the processor of what it generates."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine = engine
-        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
+        self._tokenizer, self._processor = tokenizer, OutputProcessor(tokenizer)
 
-    def take(self, turn: Turn) -> Ran:
-        return take_turn(self.engine, self._speaker, turn)
+    def run(self, step: Step) -> Ran:
+        return run_step(self.engine, self._processor, step)
 
     def reset(self) -> None:
         """Forget every slot."""
-        self._speaker = Speaker(self._tokenizer)
+        self._processor = OutputProcessor(self._tokenizer)
         for slot in self.engine.snapshot().slots:
             self.engine.release(Slot(slot))
 
 
-def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    """Run the turn; return what each work entry did, and the seconds that the engine took."""
-    for slot in turn.preempts:
+def run_step(engine: Engine, processor: OutputProcessor, step: Step) -> Ran:
+    """Run the step; return what each work entry did, and the seconds that the engine took."""
+    for slot in step.preempts:
         engine.preempt(Slot(slot))
-    for slot in turn.releases:
+    for slot in step.releases:
         engine.release(Slot(slot))
-        speaker.close(Slot(slot))
+        processor.close(Slot(slot))
     refused: dict[int, str] = {}
-    for load in turn.loads:
+    for load in step.loads:
         try:
             engine.load(load)
         except RefusedError as error:
             refused[load.slot] = str(error)
         else:
-            speaker.open(
+            processor.open(
                 load.slot, load.sampling, unpack_list(load.resume.tokens), load.resume.text
             )
-    if not turn.work:
+    if not step.work:
         return _ran(engine, [], Outcome([], 0.0))
     if refused:
-        return _without(refused, engine, speaker, turn)
-    outcome = engine.execute(turn.work, turn.selection)
+        return _without(refused, engine, processor, step)
+    outcome = engine.execute(step.work, step.selection)
     done = [
-        _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
+        _step_done(processor, work, did) for work, did in zip(step.work, outcome.done, strict=True)
     ]
     return _ran(engine, done, outcome)
 
@@ -71,58 +71,60 @@ def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
     )
 
 
-def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    """The same turn for the requests that the engine has taken; each of the others fails with the
+def _without(
+    refused: Mapping[int, str], engine: Engine, processor: OutputProcessor, step: Step
+) -> Ran:
+    """The same step for the requests that the engine has taken; each of the others fails with the
     engine's message.
     """
-    kept = [entry for entry, work in enumerate(turn.work) if work.slot not in refused]
-    selection = None if turn.selection is None else along(turn.selection, kept)
-    rest = turn._replace(
+    kept = [entry for entry, work in enumerate(step.work) if work.slot not in refused]
+    selection = None if step.selection is None else along(step.selection, kept)
+    rest = step._replace(
         preempts=(),
         releases=(),
         loads=(),
-        work=[turn.work[entry] for entry in kept],
+        work=[step.work[entry] for entry in kept],
         selection=selection,
     )
-    ran = take_turn(engine, speaker, rest)
+    ran = run_step(engine, processor, rest)
     done = iter(ran.done)
     whole = [
         TurnDone(0, (), "", FinishReason.INVALID, message=refused[work.slot], refused=True)
         if work.slot in refused
         else next(done)
-        for work in turn.work
+        for work in step.work
     ]
     return ran._replace(done=whole)
 
 
-def _turn_done(speaker: Speaker, work: Work, did: Done) -> TurnDone:
+def _step_done(processor: OutputProcessor, work: Work, did: Done) -> TurnDone:
     if did.failed:
         return TurnDone(
             did.computed,
             (),
-            speaker.finish(work.slot),
+            processor.finish(work.slot),
             FinishReason.INVALID,
             did.drafted,
             cached=did.cached,
             message=did.failed,
         )
-    tokens, text, finish = _end(speaker, work, did.tokens)
+    tokens, text, finish = _end(processor, work, did.tokens)
     # an end may have cut the tokens
     logprobs = [
-        _token_logprob(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)
+        _token_logprob(processor, *known) for known in zip(tokens, did.logprobs, strict=False)
     ]
     return TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs, did.cached)
 
 
-def _token_logprob(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
+def _token_logprob(processor: OutputProcessor, token: int, likely: Likely) -> TokenLogprob:
     def named(token: int, logprob: float) -> Likelihood:
-        return Likelihood(token, speaker.piece(token), logprob)
+        return Likelihood(token, processor.piece(token), logprob)
 
     return TokenLogprob(named(token, likely.logprob), [named(*other) for other in likely.top])
 
 
 def _end(
-    speaker: Speaker, work: Work, tokens: Sequence[int]
+    processor: OutputProcessor, work: Work, tokens: Sequence[int]
 ) -> tuple[Sequence[int], str, FinishReason | None]:
     """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
     token counts but has no text.
@@ -138,7 +140,7 @@ def _end(
             if token in work.stops:
                 kept, spoken_tokens, finish = kept[: n + 1], kept[:n], FinishReason.STOP
                 break
-    spoken = speaker.say(slot, spoken_tokens)
+    spoken = processor.say(slot, spoken_tokens)
     if spoken.stopped:
         return kept[: spoken.tokens_kept], spoken.text, FinishReason.STOP
-    return kept, spoken.text + (speaker.finish(slot) if finish is not None else ""), finish
+    return kept, spoken.text + (processor.finish(slot) if finish is not None else ""), finish

@@ -4,7 +4,7 @@ ran in it, linked to the plan's own trace, and one of that trace.
 A request without a traceparent, and a plan without one, cost nothing here.
 """
 
-from shared.core.worker.step import Ran, Turn
+from shared.core.worker.step import Ran, Step
 from shared.schemas import Record
 from shared.telemetry import conventions as names
 from shared.telemetry.telemetry import AttributeValue, TraceParent, Tracing
@@ -37,25 +37,25 @@ class Traces:
         self._plans.clear()
 
     def ran(
-        self, turn: Turn, ran: Ran, began_unix_s: float, ended_unix_s: float, idle_s: float
+        self, step: Step, ran: Ran, began_unix_s: float, ended_unix_s: float, idle_s: float
     ) -> None:
         """An iteration is over."""
-        if not self._plans or turn.plan is None:
+        if not self._plans or step.plan is None:
             return
-        plan = self._plans.pop(turn.plan.seq, "")
-        if not plan or not turn.work:
+        plan = self._plans.pop(step.plan.seq, "")
+        if not plan or not step.work:
             return
         batch: dict[str, AttributeValue] = {
-            names.REPLICA: turn.plan.replica,
-            names.PLAN_SEQ: turn.plan.seq,
-            names.BATCH: len(turn.work),
-            names.BATCH_TOKENS: sum(work.tokens for work in turn.work),
-            names.PREDICTED: turn.plan.predicted_s,
+            names.REPLICA: step.plan.replica,
+            names.PLAN_SEQ: step.plan.seq,
+            names.BATCH: len(step.work),
+            names.BATCH_TOKENS: sum(work.tokens for work in step.work),
+            names.PREDICTED: step.plan.predicted_s,
             names.MEASURED: ran.exec_s,
             names.IDLE: idle_s,
         }
         self._tracing.record("iteration", plan, began_unix_s, ended_unix_s, batch)
-        of_requests = [work for work in turn.work if work.slot in self._by_slot]
+        of_requests = [work for work in step.work if work.slot in self._by_slot]
         of_requests.sort(key=lambda work: -work.tokens)  # prefills first
         for work in of_requests[:REQUESTS]:
             self._tracing.record(

@@ -85,7 +85,7 @@ class _Known:
         )
 
 
-class Debits:
+class LoadView:
     """The newest digest of each replica, and what this process has placed there since.
 
     Digests given out carry in `at_unix_s` the local instant at which they were received.

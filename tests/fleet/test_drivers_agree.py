@@ -23,8 +23,8 @@ from loadgen.simulator.virtual_worker import VirtualWorker
 from services.worker.core.worker import WorkerCore
 from services.worker.engine import EngineFacts
 from services.worker.engines.sim.engine import SimEngine
-from services.worker.output_processor import Speaker
-from services.worker.step_runner import take_turn
+from services.worker.output_processor import OutputProcessor
+from services.worker.step_runner import run_step
 from shared.clock import Clock
 from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
@@ -238,7 +238,7 @@ class LiveLoop:
             context_tokens=8192,
             max_slots=ANNOUNCE.max_slots,
         )
-        self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
+        self.engine, self.processor = engine(), OutputProcessor(Tokenizer.builtin())
         self.plans: list[Plan] = []
         self.came_s: dict[int, float] = {}
         self.work_since_s = 0.0
@@ -298,20 +298,20 @@ class LiveLoop:
         while True:
             if (finished := self.worker.between()) is not None:
                 self.stored(finished)
-            turn = self.worker.begin(now_unix_s=self.loop.time())
-            if turn is None:
+            step = self.worker.begin(now_unix_s=self.loop.time())
+            if step is None:
                 self.wake.clear()
                 await self.wake.wait()
                 continue
             began_s = self.loop.time()
-            ran = take_turn(self.engine, self.speaker, turn)
+            ran = run_step(self.engine, self.processor, step)
             done, exec_s = ran.done, ran.exec_s
-            if turn.plan is None:
+            if step.plan is None:
                 continue
             await asyncio.sleep(exec_s)
             idle_s = 0.0
-            if turn.work:
-                idle_s = max(0.0, self.came_s[turn.plan.seq] - max(last_end_s, self.work_since_s))
+            if step.work:
+                idle_s = max(0.0, self.came_s[step.plan.seq] - max(last_end_s, self.work_since_s))
                 last_end_s = self.loop.time()
             self.stored(
                 self.worker.finish(
@@ -396,7 +396,7 @@ class Both:
             max_slots=64,
         )
         self.real.resync(1, 1)
-        self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
+        self.engine, self.processor = engine(), OutputProcessor(Tokenizer.builtin())
         self.held = set[int]()
         # what the real engine did
         self.tokens = self.drafted = self.accepted = self.verifications = 0
@@ -460,12 +460,12 @@ class Both:
         self.virtual.plan(plan)
         assert self.real.plan(plan) is None
         exec_s = self.virtual.begin(self.now_s)
-        turn = self.real.begin(now_unix_s=self.now_s)
-        assert turn is not None
-        ran = take_turn(self.engine, self.speaker, turn)
+        step = self.real.begin(now_unix_s=self.now_s)
+        assert step is not None
+        ran = run_step(self.engine, self.processor, step)
         done, real_s = ran.done, ran.exec_s
         assert exec_s is not None
-        assert not turn.work or real_s == exec_s
+        assert not step.work or real_s == exec_s
         self.virtual.check()
         self.now_s += exec_s
         times = {

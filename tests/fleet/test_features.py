@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from services.admission.intake import reading as intake
-from services.admission.intake import required_features as wants
 from services.admission.intake.reading import Intake
-from services.admission.intake.required_features import Wants
+from services.admission.intake.required_features import Wanted, required_features
 from services.admission.workers import Workers
 from services.worker.core.worker import WorkerCore
 from shared import features
@@ -178,7 +177,7 @@ def asked(model: str | None = None, adapter: str = "", **sampling: Any) -> Gener
 
 def refused(request: GenerateRequest, workers: Workers) -> tuple[str, str | None, str]:
     with pytest.raises(PeerError) as caught:
-        wants.of(request, workers, "")
+        required_features(request, workers, "")
     return caught.value.code, caught.value.param, caught.value.message
 
 
@@ -188,8 +187,8 @@ def test_what_no_replica_has_is_refused_with_the_parameter_and_the_engines_there
     assert (code, param) == ("unsupported_parameter", "structured")
     assert "structured output" in message
     assert "sim, torch" in message
-    assert wants.of(asked(min_p=0.1), workers, "") == Wants("", ("min_p",))
-    assert wants.of(asked(), workers, "") == Wants("", ())
+    assert required_features(asked(min_p=0.1), workers, "") == Wanted("", ("min_p",))
+    assert required_features(asked(), workers, "") == Wanted("", ())
 
 
 def test_what_only_different_replicas_have_is_refused_together() -> None:
@@ -199,7 +198,7 @@ def test_what_only_different_replicas_have_is_refused_together() -> None:
         for_s=10,
     )
     assert refused(asked(min_p=0.1, logit_bias={1: 1.0}), workers)[0] == "unsupported_parameter"
-    assert wants.of(asked(min_p=0.1), workers, "") is not None
+    assert required_features(asked(min_p=0.1), workers, "") is not None
 
 
 @pytest.mark.parametrize(
@@ -210,17 +209,17 @@ def test_before_every_worker_can_have_been_heard_nothing_is_refused(
     request_: GenerateRequest,
 ) -> None:
     workers, clock = listening(for_s=0)
-    assert wants.of(request_, workers, "") is None
+    assert required_features(request_, workers, "") is None
     if request_.model != "m":
         workers.received(worker("a"))
-        assert wants.of(request_, workers, "") is None
+        assert required_features(request_, workers, "") is None
     workers.received(worker("b", "vllm", ALL, ("poet",)))
-    assert wants.of(request_, workers, "") is not None
+    assert required_features(request_, workers, "") is not None
     clock.now += 4.0
     assert (
         refused(request_, workers)[0] == "server_is_overloaded"
         if request_.model != "m"
-        else wants.of(request_, workers, "")
+        else required_features(request_, workers, "")
     )
 
 
@@ -241,8 +240,8 @@ def test_a_model_may_be_the_name_of_an_adapter_of_any_replica() -> None:
         asked("m", "poet"),
         asked("poet", "poet"),
     ):
-        assert wants.of(request, workers, "") == Wants("poet", ("adapter:poet",))
-    assert wants.of(asked("m"), workers, "") == Wants("", ())
+        assert required_features(request, workers, "") == Wanted("poet", ("adapter:poet",))
+    assert required_features(asked("m"), workers, "") == Wanted("", ())
     assert refused(asked("gpt"), workers)[:2] == ("model_not_found", "model")
     assert refused(asked(adapter="painter"), workers)[:2] == ("model_not_found", "adapter")
     assert refused(asked("gpt", "poet"), workers)[:2] == ("invalid_request_error", "adapter")

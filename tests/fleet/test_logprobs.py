@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from services.worker.core.worker import WorkerCore
 from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
-from services.worker.output_processor import Speaker
-from services.worker.step_runner import take_turn
+from services.worker.output_processor import OutputProcessor
+from services.worker.step_runner import run_step
 from shared.client.assemble import Assembler
 from shared.columns import pack, unpack_list
 from shared.core.record import record as life
-from shared.core.worker.step import Load, Turn, Work
+from shared.core.worker.step import Load, Step, Work
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -111,7 +111,7 @@ class Replica:
             max_slots=8,
         )
         self.core.resync(1, 1)
-        self.engine, self.speaker = Scripted(), Speaker(Tokenizer.builtin())
+        self.engine, self.processor = Scripted(), OutputProcessor(Tokenizer.builtin())
         self.log: list[LogEntry] = []
 
     def run(
@@ -132,9 +132,9 @@ class Replica:
             preempted=pack(preempted),
         )
         assert self.core.plan(plan) is None
-        turn = self.core.begin(now_unix_s=NOW)
-        assert turn is not None
-        ran = take_turn(self.engine, self.speaker, turn)
+        step = self.core.begin(now_unix_s=NOW)
+        assert step is not None
+        ran = run_step(self.engine, self.processor, step)
         done, exec_s = ran.done, ran.exec_s
         finished = self.core.finish(
             done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0
@@ -200,9 +200,9 @@ class Client:
         engine.load(Load(Slot(self.slot), PROMPT, begin, Sampling(logprobs=self.top), 0))
         engine.bursts = {Slot(self.slot): end - begin}
         work = Work(self.slot, 1, True, OUTPUT, FinishReason.LENGTH, frozenset())
-        speaker = Speaker(Tokenizer.builtin())
-        speaker.open(Slot(self.slot), Sampling())
-        done = take_turn(engine, speaker, Turn(None, [], [], [], [work], None, [])).done
+        processor = OutputProcessor(Tokenizer.builtin())
+        processor.open(Slot(self.slot), Sampling())
+        done = run_step(engine, processor, Step(None, [], [], [], [work], None, [])).done
         return list(done[0].logprobs)
 
     def place(self, replica: Replica) -> None:

@@ -165,9 +165,9 @@ class One:
         )
         assert self.core.plan(plan) is None
         self.seq += 1
-        turn = self.core.begin(now_unix_s=self.now_s)
-        assert turn is not None
-        done = [TurnDone(turn.work[0].tokens + len(tokens) - 1, tokens, "", None)]
+        step = self.core.begin(now_unix_s=self.now_s)
+        assert step is not None
+        done = [TurnDone(step.work[0].tokens + len(tokens) - 1, tokens, "", None)]
         return self.keep(
             self.core.finish(
                 done, started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, exec_s=1.0, idle_s=0.0

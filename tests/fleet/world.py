@@ -26,7 +26,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.sim.engine import SimEngine, readable_token
 from services.worker.runner import VirtualRunner
-from services.worker.step_runner import TurnTaker
+from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Handle, Patience
@@ -212,7 +212,7 @@ class World:
                 cfg_w,
                 bus,
                 clock,
-                VirtualRunner(TurnTaker(engine, tokenizer)),
+                VirtualRunner(StepRunner(engine, tokenizer)),
                 stop,
                 tracing=Off(),
                 rng=rng,

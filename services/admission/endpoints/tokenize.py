@@ -25,7 +25,7 @@ LARGE_AT_ONCE = 2  # each takes a core; one at most is huge
 WAITING_BYTES, SMALLEST_BYTES = 32 * 1024 * 1024, 512 * 1024
 
 
-class TokenDesk:
+class TokenizeEndpoint:
     """Questions of clients about tokens. They are answered beside requests, and after them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

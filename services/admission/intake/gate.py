@@ -20,7 +20,7 @@ CLOSED_PROBE_S = 0.2
 PROBE_TTL_S = 1.0
 
 
-class Door:
+class IntakeGate:
     """Serves the endpoint of one instance from the first write on, and not while the last one is
     LEASE_TTL_S ago. By then the instance's lease is lost, too.
     """

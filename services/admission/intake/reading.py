@@ -15,9 +15,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from services.admission.intake import idempotency as asked
-from services.admission.intake import required_features as wants
+from services.admission.intake import idempotency
 from services.admission.intake.reading_turns import HUGE_BYTES, Turns
+from services.admission.intake.required_features import Wanted, required_features
 from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
@@ -258,7 +258,7 @@ class Intake:
         """
 
         def step() -> tuple[RequestKey, bytes]:
-            return check(request, tier, self._rules.tiers), asked.digest(request, tier)
+            return check(request, tier, self._rules.tiers), idempotency.digest(request, tier)
 
         return await self._in_time(request, payload_bytes, step)
 
@@ -329,10 +329,10 @@ class Intake:
         )
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
 
-    async def _wanted(self, request: GenerateRequest) -> wants.Wants:
+    async def _wanted(self, request: GenerateRequest) -> Wanted:
         try:
             async with asyncio.timeout(2 * self._workers.lost_s):
-                while (wanted := wants.of(request, self._workers, self._model)) is None:
+                while (wanted := required_features(request, self._workers, self._model)) is None:
                     await asyncio.sleep(LISTEN_S)
                 return wanted
         except TimeoutError:

@@ -19,12 +19,12 @@ NAMES = {
 }
 
 
-class Wants(NamedTuple):
+class Wanted(NamedTuple):
     adapter: str  # "": none
     needs: tuple[str, ...]  # sorted; it includes the adapter
 
 
-def of(request: GenerateRequest, workers: Workers, ours: str) -> Wants | None:
+def required_features(request: GenerateRequest, workers: Workers, ours: str) -> Wanted | None:
     """The adapter and needs of a request; None if it is not known yet whether a replica meets them.
     `ours`: the model whose tokenizer we have, "" for the built-in one.
 
@@ -35,16 +35,16 @@ def of(request: GenerateRequest, workers: Workers, ours: str) -> Wants | None:
     adapter = _adapter(request, workers, living, ours)
     if adapter is None:
         return None
-    wants = Wants(adapter, tuple(sorted(needs(request.sampling, adapter))))
-    if not wants.needs or any(meets(worker, wants.needs) for worker in living):
-        return wants
+    wanted = Wanted(adapter, tuple(sorted(needs(request.sampling, adapter))))
+    if not wanted.needs or any(meets(worker, wanted.needs) for worker in living):
+        return wanted
     if not workers.complete:
         return None
     had = frozenset[str]().union(*map(abilities, living))
-    lacking = [need for need in wants.needs if need not in had] or list(wants.needs)
+    lacking = [need for need in wanted.needs if need not in had] or list(wanted.needs)
     params = [param(need, request.sampling) for need in lacking]
     words = " and ".join(NAMES.get(name, name) for name in params)
-    if not living or any(able.issuperset(wants.needs) for able in workers.abilities):
+    if not living or any(able.issuperset(wanted.needs) for able in workers.abilities):
         raise PeerError(
             f"no replica with {words} is there now: ask again",
             code="server_is_overloaded",

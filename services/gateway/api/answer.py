@@ -78,12 +78,12 @@ class Answer:
         self._tokens = 0  # of all choices so far
         self._events = Merge(handles)
         received = [handle.received for handle in handles]
-        self._voices = [
-            ask.dialect.voice(index, ask.request_id, one.tool_format if one else "")
+        self._writers = [
+            ask.api_format.writer(index, ask.request_id, one.tool_format if one else "")
             for index, one in enumerate(received)
         ]
         self._send_message = send
-        self._frame = ask.dialect.frame(
+        self._frame = ask.api_format.frame(
             Head(
                 ask.request_id,
                 int(created_unix_s),
@@ -143,7 +143,7 @@ class Answer:
         await (self._stream() if self._ask.stream else self._whole())
 
     async def _whole(self) -> None:
-        outputs = [Output() for _ in self._voices]
+        outputs = [Output() for _ in self._writers]
         while not self.over:
             heard = await self._next()
             if isinstance(heard, Problem):
@@ -153,8 +153,8 @@ class Answer:
                 outputs[heard.choice].take(heard.news)
         reasons = [self.verdicts[index].finish_reason.value for index in range(self._count)]
         choices = [
-            voice.whole(output, reason)
-            for voice, output, reason in zip(self._voices, outputs, reasons, strict=True)
+            writer.whole(output, reason)
+            for writer, output, reason in zip(self._writers, outputs, reasons, strict=True)
         ]
         body = self._frame.whole(choices, self)
         await self._start(200, {"content-type": "application/json"})
@@ -238,12 +238,12 @@ class Answer:
                 assert_never(event)
 
     def _written(self, heard: Heard) -> bytes:
-        voice = self._voices[heard.choice]
+        writer = self._writers[heard.choice]
         match heard.news:
             case Delta():
-                chunks = voice.say(heard.news)
+                chunks = writer.say(heard.news)
             case Verdict():
-                chunks = voice.close(heard.news.finish_reason.value)
+                chunks = writer.close(heard.news.finish_reason.value)
             case Status():
                 return COMMENT
             case _:
@@ -257,7 +257,7 @@ class Answer:
         if self._opened:
             return b""
         self._opened = True
-        opening = [chunk for voice in self._voices for chunk in voice.open()]
+        opening = [chunk for writer in self._writers for chunk in writer.open()]
         return self._frame.chunks(opening, self)
 
     async def _refuse(self, problem: Problem) -> None:

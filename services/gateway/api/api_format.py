@@ -1,4 +1,4 @@
-"""The parts of an answer in each API: choices that a voice each writes, and a frame around them."""
+"""The parts of an answer in each API: a writer for each choice, and a frame around them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -31,7 +31,7 @@ class Output:
         self._texts.append(delta.text)
 
 
-class Voice(Protocol):
+class ChoiceWriter(Protocol):
     """Writes one choice, whole or chunk by chunk. A chunk is a choice with only its new part."""
 
     def whole(self, output: Output, finish_reason: str) -> Struct: ...
@@ -144,7 +144,7 @@ class Frame(Protocol):
         """The last part of a stream that fails."""
 
 
-class Dialect(Protocol):
+class ApiFormat(Protocol):
     """The form of an answer in one API."""
 
     @property
@@ -153,7 +153,7 @@ class Dialect(Protocol):
 
     def frame(self, head: Head) -> Frame: ...
 
-    def voice(self, index: int, request_id: str, tool_format: str) -> Voice:
+    def writer(self, index: int, request_id: str, tool_format: str) -> ChoiceWriter:
         """`request_id`: of the whole answer. `tool_format`: the form in which its model writes
         calls of tools.
         """

@@ -101,9 +101,9 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def session(self) -> str:
         return self.prompt_cache_key or self.user or ""
 
-    def dialect(self, *, held: bool) -> "ChatDialect":
+    def api_format(self, *, held: bool) -> "ChatFormat":
         """`held`: the engine holds a required call to its format."""
-        return ChatDialect(
+        return ChatFormat(
             self.calls,
             held=held,
             logprobs=bool(self.logprobs),
@@ -188,7 +188,7 @@ _OPENING = MessageDelta(role="assistant", content="", refusal=None)
 _CLOSING = MessageDelta()
 
 
-class ChatVoice:
+class ChatChoiceWriter:
     """Writes one choice of a chat. `calls` finds calls of tools in its text; None: all is text."""
 
     def __init__(
@@ -310,8 +310,8 @@ class ChatVoice:
         )
 
 
-class ChatDialect:
-    """The chat API. Implements Dialect."""
+class ChatFormat:
+    """The chat API. Implements ApiFormat."""
 
     operation = "chat"
 
@@ -324,7 +324,7 @@ class ChatDialect:
     def frame(self, head: Head) -> Frame:
         return ReplyFrame(head, "chatcmpl", "chat.completion", "chat.completion.chunk")
 
-    def voice(self, index: int, request_id: str, tool_format: str) -> ChatVoice:
+    def writer(self, index: int, request_id: str, tool_format: str) -> ChatChoiceWriter:
         calls = self._calls
 
         def id_of_call(number: int) -> str:
@@ -334,7 +334,7 @@ class ChatDialect:
             digest = sha256(f"{request_id}.{index}.{number}".encode()).hexdigest()
             return digest[:9] if tool_format == ToolFormat.MISTRAL else f"call_{digest[:24]}"
 
-        return ChatVoice(
+        return ChatChoiceWriter(
             index,
             None if calls is None else self._reader(calls, tool_format),
             id_of_call,

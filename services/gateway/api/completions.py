@@ -54,13 +54,13 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
     def alternatives(self) -> int | None:
         return self.logprobs
 
-    def dialect(self, *, held: bool) -> "CompletionDialect":
+    def api_format(self, *, held: bool) -> "CompletionFormat":
         echoes = (
             [prompt.text or "" for prompt in self.prompts for _ in range(self.n or 1)]
             if self.echo
             else []
         )
-        return CompletionDialect(echoes, self.logprobs, token_ids=bool(self.return_token_ids))
+        return CompletionFormat(echoes, self.logprobs, token_ids=bool(self.return_token_ids))
 
 
 _BODY = msgspec.json.Decoder(CompletionBody)
@@ -97,7 +97,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionVoice:
+class CompletionChoiceWriter:
     """Writes one choice of a completion, which begins with `echo`."""
 
     def __init__(self, index: int, echo: str, alternatives: int | None, *, token_ids: bool) -> None:
@@ -139,9 +139,9 @@ class CompletionVoice:
         )
 
 
-class CompletionDialect:
-    """The completions API. Implements Dialect. `echoes` are the texts that the choices begin with,
-    or nothing.
+class CompletionFormat:
+    """The completions API; implements ApiFormat. `echoes` are the texts that the choices begin
+    with, or nothing.
     """
 
     operation = "text_completion"
@@ -154,6 +154,6 @@ class CompletionDialect:
     def frame(self, head: Head) -> Frame:
         return ReplyFrame(head, "cmpl", "text_completion", "text_completion")
 
-    def voice(self, index: int, request_id: str, tool_format: str) -> CompletionVoice:
+    def writer(self, index: int, request_id: str, tool_format: str) -> CompletionChoiceWriter:
         echo = self._echoes[index] if self._echoes else ""
-        return CompletionVoice(index, echo, self._alternatives, token_ids=self._token_ids)
+        return CompletionChoiceWriter(index, echo, self._alternatives, token_ids=self._token_ids)

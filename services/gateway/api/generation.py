@@ -36,7 +36,7 @@ UNKNOWN_MODEL = "unknown"
 log = logs.logger()
 
 
-class Exchanges:
+class Generations:
     """The common part of all answers. Cancels outlive their connection: they run in `tasks`."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Exchanges:
             verdicts = [] if answer is None else answer.verdicts.values()
             self._gen_ai.record(
                 Operation(
-                    ask.dialect.operation,
+                    ask.api_format.operation,
                     known,
                     self._clock.unix_s() - began_unix_s,
                     "cancelled" if gone else error_type,
@@ -157,7 +157,7 @@ class Exchanges:
     def _span(
         self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float
     ) -> telemetry.Span:
-        operation, max_tokens = ask.dialect.operation, ask.requests[0].sampling.max_tokens
+        operation, max_tokens = ask.api_format.operation, ask.requests[0].sampling.max_tokens
         attributes: dict[str, telemetry.AttributeValue] = {
             conventions.OPERATION: operation,
             conventions.PROVIDER: conventions.PROVIDER_NAME,
@@ -275,7 +275,7 @@ class Exchanges:
     ) -> None:
         log.info(
             "request.served",
-            operation=ask.dialect.operation,
+            operation=ask.api_format.operation,
             request_id=ask.request_id,
             correlation_id=ask.correlation_id or None,
             tenant=ask.tenant,

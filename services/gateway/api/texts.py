@@ -14,7 +14,7 @@ from services.gateway.api.tools.definitions import Tools
 from services.gateway.http import envelope
 from services.gateway.http.envelope import Rejected
 from services.gateway.http.json_bytes import encode
-from services.gateway.http.visits import Visit
+from services.gateway.http.request import HttpRequest
 from shared import subjects
 from shared.bus.api import Bus
 from shared.schemas import Detokenize, Detokenized, TokenId, Tokenize, Tokenized
@@ -63,9 +63,9 @@ class Texts:
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus, self._fleet = bus, fleet
 
-    async def tokenize(self, visit: Visit) -> None:
+    async def tokenize(self, http_request: HttpRequest) -> None:
         neutral = {"add_generation_prompt": (None, True)}
-        body = asking.read(_TOKENIZE, await visit.read(), neutral)
+        body = asking.read(_TOKENIZE, await http_request.read(), neutral)
         self._check(body.model)
         question = Tokenize(
             prompt=body.prompt,
@@ -76,7 +76,7 @@ class Texts:
             names=bool(body.return_token_strs),
         )
         told = await self._bus.request(
-            subjects.tokens(visit.tenant), question, Tokenized, timeout_s=ANSWER_S
+            subjects.tokens(http_request.tenant), question, Tokenized, timeout_s=ANSWER_S
         )
         model = body.model or self._fleet.default_model()
         reply = TokenizeReply(
@@ -85,18 +85,18 @@ class Texts:
             tokens=told.tokens,
             token_strs=told.names if body.return_token_strs else None,
         )
-        await visit.answer(encode(reply))
+        await http_request.answer(encode(reply))
 
-    async def detokenize(self, visit: Visit) -> None:
-        body = asking.read(_DETOKENIZE, await visit.read(), {})
+    async def detokenize(self, http_request: HttpRequest) -> None:
+        body = asking.read(_DETOKENIZE, await http_request.read(), {})
         self._check(body.model)
         told = await self._bus.request(
-            subjects.tokens(visit.tenant),
+            subjects.tokens(http_request.tenant),
             Detokenize(tokens=body.tokens),
             Detokenized,
             timeout_s=ANSWER_S,
         )
-        await visit.answer(encode(DetokenizeReply(prompt=told.text)))
+        await http_request.answer(encode(DetokenizeReply(prompt=told.text)))
 
     def _check(self, model: str | None) -> None:
         """Raises Rejected for a model that no replica has."""

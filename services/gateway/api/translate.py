@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from services.gateway.api.api_format import Dialect
+from services.gateway.api.api_format import ApiFormat
 from services.gateway.api.asking import StreamOptions
 from services.gateway.api.chats import WHATEVER_FITS, ChatBody
 from services.gateway.api.completions import CompletionBody
@@ -50,7 +50,7 @@ class Ask(NamedTuple):
     include_usage: bool
     usage_so_far: bool  # with every chunk as well
     with_verdicts: bool  # the answer tells of each choice whether its SLO was met
-    dialect: Dialect
+    api_format: ApiFormat
     # asked again under the same id until it has an answer, perhaps by another gateway: what is
     # stored of it goes on
     persistent: bool = False
@@ -133,7 +133,7 @@ def read_ask(
         include_usage=bool(options.include_usage),
         usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
         with_verdicts=read_flag(headers, VERDICT, False),
-        dialect=body.dialect(held=held),
+        api_format=body.api_format(held=held),
     )
 
 

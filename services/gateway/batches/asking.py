@@ -18,7 +18,7 @@ from services.gateway.api import chats, completions, translate
 from services.gateway.api.alive import Fleet
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
-from services.gateway.api.generation import Exchanges
+from services.gateway.api.generation import Generations
 from services.gateway.api.responses import responses
 from services.gateway.http import envelope, slo_headers
 from services.gateway.http import headers as request_headers
@@ -65,8 +65,8 @@ class Asking(NamedTuple):
 
 
 class BatchAsker:
-    def __init__(self, exchanges: Exchanges, fleet: Fleet, rules: Rules, clock: Clock) -> None:
-        self._exchanges, self._fleet, self._rules, self._clock = exchanges, fleet, rules, clock
+    def __init__(self, exchanges: Generations, fleet: Fleet, rules: Rules, clock: Clock) -> None:
+        self._generations, self._fleet, self._rules, self._clock = exchanges, fleet, rules, clock
 
     async def ask(self, asking: Asking) -> Answered | None:
         """The answer, good or bad; None once the line is to be asked no more."""
@@ -135,7 +135,7 @@ class BatchAsker:
             else:
                 parts.append(message.get("body", b""))
 
-        await self._exchanges.run(ask, None, receive, send, now)
+        await self._generations.run(ask, None, receive, send, now)
         return Answered(status, request_id, b"".join(parts))
 
 

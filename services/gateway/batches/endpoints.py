@@ -18,7 +18,7 @@ from services.gateway.batches.store import BatchStore
 from services.gateway.http import headers as request_headers
 from services.gateway.http.envelope import Problem, Rejected
 from services.gateway.http.json_bytes import encode
-from services.gateway.http.visits import Visit
+from services.gateway.http.request import HttpRequest
 from shared.clock import Clock
 from shared.errors import PeerError, StoreFull
 
@@ -61,26 +61,26 @@ class Batches:
     def __init__(self, store: BatchStore, files: FileStore, clock: Clock) -> None:
         self._store, self._files, self._clock = store, files, clock
 
-    async def create(self, visit: Visit) -> None:
+    async def create(self, http_request: HttpRequest) -> None:
         """POST /v1/batches. With an Idempotency-Key it makes one batch, however often it comes."""
-        named = request_headers.IDEMPOTENCY_KEY in visit.headers
+        named = request_headers.IDEMPOTENCY_KEY in http_request.headers
         if named:
-            visit.request_id = request_headers.read_request_id(visit.headers)
-        body = asking.read(_BODY, await visit.read(), {})
-        record = self._record(visit, body, named=named)
-        file = await self._files.shown(visit.tenant, body.input_file_id)
+            http_request.request_id = request_headers.read_request_id(http_request.headers)
+        body = asking.read(_BODY, await http_request.read(), {})
+        record = self._record(http_request, body, named=named)
+        file = await self._files.shown(http_request.tenant, body.input_file_id)
         if file.purpose != "batch":
             raise PeerError("the purpose of the file is not batch", param="input_file_id")
         if file.expires_at is not None and file.expires_at < record.expires_at:
             raise PeerError("the file expires before the batch may end", param="input_file_id")
-        if sum(r.open for r in await self._store.open(visit.tenant)) >= OPEN_LIMIT:
+        if sum(r.open for r in await self._store.open(http_request.tenant)) >= OPEN_LIMIT:
             raise Rejected(TOO_MANY)
         try:
             made = await self._store.create(record)
         except StoreFull as error:
             raise Rejected(NO_ROOM) from error
         if not made:
-            before = await self._store.get(visit.tenant, record.id)
+            before = await self._store.get(http_request.tenant, record.id)
             if before is None or _asked(before) != _asked(record):
                 raise PeerError(
                     "another batch has this Idempotency-Key",
@@ -88,36 +88,36 @@ class Batches:
                     param=request_headers.IDEMPOTENCY_KEY,
                 )
             record = before
-        await visit.answer(encode(shown(record)))
+        await http_request.answer(encode(shown(record)))
 
-    async def show(self, visit: Visit) -> None:
+    async def show(self, http_request: HttpRequest) -> None:
         """GET /v1/batches/ID"""
-        await visit.answer(encode(shown(await self._find(visit))))
+        await http_request.answer(encode(shown(await self._find(http_request))))
 
-    async def cancel(self, visit: Visit) -> None:
+    async def cancel(self, http_request: HttpRequest) -> None:
         """POST /v1/batches/ID/cancel"""
-        await visit.read()
-        record, now = await self._find(visit), int(self._clock.unix_s())
+        await http_request.read()
+        record, now = await self._find(http_request), int(self._clock.unix_s())
         if record.open:
             record = await self._store.change(record, lambda r: batch_record.cancelled(r, now))
         if record.status not in ("cancelling", "cancelled"):
             batch_record.cancelled(record, now)  # says why not
-        await visit.answer(encode(shown(record)))
+        await http_request.answer(encode(shown(record)))
 
-    async def list(self, visit: Visit) -> None:
+    async def list(self, http_request: HttpRequest) -> None:
         """GET /v1/batches"""
-        query = Query(visit.query_string, ("after", "limit"))
-        page = query.page(await self._store.of_tenant(visit.tenant), 100, 20)
+        query = Query(http_request.query_string, ("after", "limit"))
+        page = query.page(await self._store.of_tenant(http_request.tenant), 100, 20)
         page = msgspec.structs.replace(page, data=[shown(record) for record in page.data])
-        await visit.answer(encode(page))
+        await http_request.answer(encode(page))
 
-    async def _find(self, visit: Visit) -> BatchRecord:
-        record = await self._store.get(visit.tenant, visit.path_params["batch_id"])
+    async def _find(self, http_request: HttpRequest) -> BatchRecord:
+        record = await self._store.get(http_request.tenant, http_request.path_params["batch_id"])
         if record is None:
             raise PeerError("no such batch", code="not_found", param="batch_id")
         return record
 
-    def _record(self, visit: Visit, body: BatchBody, *, named: bool) -> BatchRecord:
+    def _record(self, http_request: HttpRequest, body: BatchBody, *, named: bool) -> BatchRecord:
         window = WINDOW.fullmatch(body.completion_window)
         if window is None:
             raise PeerError(
@@ -131,11 +131,11 @@ class Batches:
         if body.output_expires_after is not None:
             keep_s = body.output_expires_after.keep_s("output_expires_after")
         now = int(self._clock.unix_s())
-        key = f"{visit.tenant}.{visit.request_id}"
+        key = f"{http_request.tenant}.{http_request.request_id}"
         digits = sha256(key.encode()).hexdigest()[:32] if named else uuid4().hex
         return BatchRecord(
             id=f"batch_{digits}",
-            tenant=visit.tenant,
+            tenant=http_request.tenant,
             endpoint=body.endpoint,
             input_file_id=body.input_file_id,
             completion_window=body.completion_window,

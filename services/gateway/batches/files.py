@@ -16,7 +16,7 @@ from services.gateway.http import multipart
 from services.gateway.http.envelope import Problem, Rejected
 from services.gateway.http.json_bytes import encode
 from services.gateway.http.multipart import Began, Form
-from services.gateway.http.visits import CutOff, Visit
+from services.gateway.http.request import CutOff, HttpRequest
 from shared.errors import BusError, PeerError, StoreFull
 
 FIELD_LIMIT = 256  # bytes of a field that is no file
@@ -81,21 +81,21 @@ class Files:
         self._room = FileRoom(store, cfg.tenant_files_bytes, cfg.tenant_files_limit)
         self._uploads = 0
 
-    async def create(self, visit: Visit) -> None:
+    async def create(self, http_request: HttpRequest) -> None:
         """POST /v1/files. The form is read as it comes; the file is there once it is whole."""
         if self._uploads >= self._cfg.uploads_limit:
             raise Rejected(TOO_MANY_UPLOADS)
-        form = Form(multipart.boundary_of(visit.headers.get("content-type", "")))
+        form = Form(multipart.boundary_of(http_request.headers.get("content-type", "")))
         incoming = self._store.incoming()
         self._uploads += 1
         try:
-            async with self._room.upload(visit.tenant) as share:
+            async with self._room.upload(http_request.tenant) as share:
                 if not share.take(0):
                     raise Rejected(NO_ROOM)
-                fields, keep_s = await self._arrive(visit, form, incoming, share)
+                fields, keep_s = await self._arrive(http_request, form, incoming, share)
                 async with share.becoming_a_file():
                     shown = await self._store.commit(
-                        visit.tenant,
+                        http_request.tenant,
                         incoming.id,
                         incoming.digest,
                         filename=fields["file"],
@@ -106,17 +106,17 @@ class Files:
             raise Rejected(NO_ROOM) from error
         finally:
             self._uploads -= 1
-        await visit.answer(encode(shown))
+        await http_request.answer(encode(shown))
 
     async def _arrive(
-        self, visit: Visit, form: Form, incoming: Incoming, share: Share
+        self, http_request: HttpRequest, form: Form, incoming: Incoming, share: Share
     ) -> tuple[dict[str, str], int]:
         """The fields, and the time for which the file is kept; its chunks are in the store then. If
         this fails, they are not.
         """
         try:
             async with asyncio.timeout(self._cfg.upload_within_s):
-                fields = await self._read(visit, form, incoming, share)
+                fields = await self._read(http_request, form, incoming, share)
             keep_s = _check(fields)
             await incoming.finish(KEEP_S)
         except BaseException as error:
@@ -130,13 +130,13 @@ class Files:
         return fields, keep_s
 
     async def _read(
-        self, visit: Visit, form: Form, incoming: Incoming, share: Share
+        self, http_request: HttpRequest, form: Form, incoming: Incoming, share: Share
     ) -> dict[str, str]:
         """The fields; the file is on its way into the store. `file` is the name of the file."""
         fields: dict[str, str] = {}
         name, size = "", 0
         while not form.whole:
-            message = await visit.body()
+            message = await http_request.body()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             for piece in form.feed(message.get("body", b"")):
@@ -162,47 +162,47 @@ class Files:
                 raise Rejected(BROKE_OFF)
         return fields
 
-    async def list(self, visit: Visit) -> None:
+    async def list(self, http_request: HttpRequest) -> None:
         """GET /v1/files"""
-        query = Query(visit.query_string, ("after", "limit", "order", "purpose"))
-        found = await self._store.of_tenant(visit.tenant)
+        query = Query(http_request.query_string, ("after", "limit", "order", "purpose"))
+        found = await self._store.of_tenant(http_request.tenant)
         purpose = query.one("purpose")
         if purpose is not None:
             found = [file for file in found if file.purpose == purpose]
         if query.choice("order", ("asc", "desc")) == "asc":
             found.reverse()
-        await visit.answer(encode(query.page(found, 10_000)))
+        await http_request.answer(encode(query.page(found, 10_000)))
 
-    async def show(self, visit: Visit) -> None:
+    async def show(self, http_request: HttpRequest) -> None:
         """GET /v1/files/ID"""
-        shown = await self._store.shown(visit.tenant, visit.path_params["file_id"])
-        await visit.answer(encode(shown))
+        shown = await self._store.shown(http_request.tenant, http_request.path_params["file_id"])
+        await http_request.answer(encode(shown))
 
-    async def delete(self, visit: Visit) -> None:
+    async def delete(self, http_request: HttpRequest) -> None:
         """DELETE /v1/files/ID"""
-        file_id = visit.path_params["file_id"]
-        info = await self._store.find(visit.tenant, file_id)
-        for record in await self._batches.open(visit.tenant):
+        file_id = http_request.path_params["file_id"]
+        info = await self._store.find(http_request.tenant, file_id)
+        for record in await self._batches.open(http_request.tenant):
             if record.open and record.input_file_id == file_id:
                 raise PeerError(
                     f"the batch {record.id} reads this file: cancel it first", code="conflict"
                 )
         await self._store.objects.delete(info)
-        await visit.answer(encode(Deleted(id=file_id)))
+        await http_request.answer(encode(Deleted(id=file_id)))
 
-    async def content(self, visit: Visit) -> None:
+    async def content(self, http_request: HttpRequest) -> None:
         """GET /v1/files/ID/content, chunk by chunk: a slow reader costs some megabytes."""
-        info = await self._store.find(visit.tenant, visit.path_params["file_id"])
+        info = await self._store.find(http_request.tenant, http_request.path_params["file_id"])
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(info.size).encode()),
         ]
-        await visit.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await http_request.send({"type": "http.response.start", "status": 200, "headers": headers})
         sent = 0
         try:
             async for chunk in self._store.content(info):
                 async with asyncio.timeout(self._cfg.stall_s):
-                    await visit.send(
+                    await http_request.send(
                         {"type": "http.response.body", "body": chunk, "more_body": True}
                     )
                 sent += len(chunk)
@@ -210,7 +210,7 @@ class Files:
             raise CutOff from error
         if sent != info.size:  # it expires just now
             raise CutOff
-        await visit.send({"type": "http.response.body", "body": b""})
+        await http_request.send({"type": "http.response.body", "body": b""})
 
 
 def _check(fields: dict[str, str]) -> int:

@@ -1,7 +1,7 @@
 """The ack of one iteration, gathered entry by entry and written as columns at the end."""
 
 from shared.columns import pack
-from shared.core.worker.step import Timing, Turn, TurnDone
+from shared.core.worker.step import Step, Timing, TurnDone
 from shared.schemas import Held, PlanAck
 from shared.vocabulary import ReplicaId
 
@@ -11,13 +11,13 @@ NOT_RUN = Timing(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 class AckBuilder:
     def __init__(
         self,
-        turn: Turn | None = None,
+        step: Step | None = None,
         timing: Timing = NOT_RUN,
         shared_blocks: int = 0,
         draft_shared_blocks: int = 0,
     ) -> None:
-        """Without a turn the ack reports ends between iterations."""
-        self._turn = turn
+        """Without a step the ack reports ends between iterations."""
+        self._step = step
         self._timing = timing
         self._shared_blocks = shared_blocks
         self._draft_shared_blocks = draft_shared_blocks
@@ -49,8 +49,8 @@ class AckBuilder:
         free_blocks: int,
     ) -> PlanAck:
         """The ack. `epoch` is that of the worker; an ack of a plan has the plan's."""
-        turn, timing, entries = self._turn, self._timing, self._entries
-        plan = None if turn is None else turn.plan
+        step, timing, entries = self._step, self._timing, self._entries
+        plan = None if step is None else step.plan
         output = [(slot, did) for slot, did in entries if did.has_output]
         drafted = [did.drafted for _, did in entries]
         cached = [did.cached for _, did in entries]
@@ -72,7 +72,7 @@ class AckBuilder:
             preempted=b"" if plan is None else plan.preempted,
             relegated=b"" if plan is None else plan.relegated,
             promoted=b"" if plan is None else plan.promoted,
-            skipped=b"" if turn is None else pack(turn.skipped),
+            skipped=b"" if step is None else pack(step.skipped),
             drafted=pack(drafted) if any(drafted) else b"",
             cached=pack(cached) if any(cached) else b"",
             answering=pack([slot for slot, _ in self._answering]),

@@ -28,7 +28,7 @@ class Holdings:
         self._slot_of: dict[RequestKey, int] = {}
         self._ending: set[int] = set()  # slots that end at the next boundary
         self._new: list[Held] = []  # taken in since the last ack
-        # slots that engine and speaker must forget before their next work
+        # slots that engine and processor must forget before their next work
         self._releases: list[int] = []
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from shared.core.record.record import held as held_by_record
 from shared.core.record.time_accounting import Chunk, Ledger, Spent
 from shared.core.worker.draft_yields import DraftYields
 from shared.core.worker.held_request import HeldRequest
-from shared.core.worker.step import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
+from shared.core.worker.step import Finished, Load, Outgoing, Step, Timing, TurnDone, Work
 from shared.policy.need import needed_tokens, paces_of
 from shared.policy.speculation import along
 from shared.request_timeline import Happened
@@ -83,7 +83,7 @@ class WorkerCore:
         self._draft_yields = DraftYields()
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
-        self._running: Turn | None = None
+        self._running: Step | None = None
         self._ack_seq = 0
 
     # ------------------------------------------------------------ what others see
@@ -275,13 +275,13 @@ class WorkerCore:
 
     # ------------------------------------------------------------ before an iteration
 
-    def begin(self, *, now_unix_s: float) -> Turn | None:
-        """The next plan as exact work, or a turn of releases alone; None if there is neither."""
+    def begin(self, *, now_unix_s: float) -> Step | None:
+        """The next plan as exact work, or a step of releases alone; None if there is neither."""
         assert self._running is None
         plan = self._plans.begin()
         if plan is None:
             releases = self._holdings.take_releases()
-            return Turn(None, [], releases, [], [], None, []) if releases else None
+            return Step(None, [], releases, [], [], None, []) if releases else None
         for slot, why in zip(unpack_list(plan.released), plan.released_why, strict=True):
             if slot in self._holdings:
                 self._holdings.end_later(self._holdings[slot], why)
@@ -292,10 +292,10 @@ class WorkerCore:
             request.relegate()
         for request in self._named(plan.promoted):
             request.promote()
-        self._running = self._turn(plan, preempts, now_unix_s)
+        self._running = self._step(plan, preempts, now_unix_s)
         return self._running
 
-    def _turn(self, plan: BatchPlan, preempts: Sequence[int], now_unix_s: float) -> Turn:
+    def _step(self, plan: BatchPlan, preempts: Sequence[int], now_unix_s: float) -> Step:
         """The plan as exact work. Entries of requests that are gone or ending are skipped."""
         work: list[Work] = []
         loads: list[Load] = []
@@ -318,7 +318,7 @@ class WorkerCore:
             if skipped:
                 selection = along(selection, kept)
         releases = self._holdings.take_releases()
-        return Turn(plan, preempts, releases, loads, work, selection, skipped)
+        return Step(plan, preempts, releases, loads, work, selection, skipped)
 
     def _with_needs(self, work: list[Work], now_unix_s: float, lasts_s: float) -> list[Work]:
         """The same work with the need of each request, from the tokens that it has by now."""
@@ -348,17 +348,17 @@ class WorkerCore:
         shared_blocks: int = 0,
         draft_shared_blocks: int = 0,
     ) -> Finished:
-        """The running turn is over. `late_s`: of the time since it could begin, what is neither
+        """The running step is over. `late_s`: of the time since it could begin, what is neither
         `exec_s` nor `idle_s`. `shared_blocks`, `draft_shared_blocks`: as in EngineState.
         """
-        turn = self._running
-        assert turn is not None and turn.plan is not None
+        step = self._running
+        assert step is not None and step.plan is not None
         self._running = None
         self.counters.exec_s += exec_s
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
-        self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
-        spent = _spent(turn.plan, ended_unix_s, exec_s, drafted_s)
+        self.counters.predicted_s += step.plan.predicted_s if step.work else 0.0
+        spent = _spent(step.plan, ended_unix_s, exec_s, drafted_s)
         timing = Timing(
             started_unix_s,
             ended_unix_s,
@@ -370,17 +370,17 @@ class WorkerCore:
             spent.drafts_s,
             drafted_s,
         )
-        ack = AckBuilder(turn, timing, shared_blocks, draft_shared_blocks)
+        ack = AckBuilder(step, timing, shared_blocks, draft_shared_blocks)
         self._holdings.shared_blocks = shared_blocks
         self._holdings.draft_shared_blocks = draft_shared_blocks
-        outgoing = self._class_changes(turn.plan)
+        outgoing = self._class_changes(step.plan)
         chunks: list[Chunk] = []
         firsts: list[int] = []  # slots
         late: list[tuple[int, int, float]] = []  # slot, token, due
         ending: list[tuple[HeldRequest, TurnDone]] = []
-        selection = turn.selection
-        depths = [0] * len(turn.work) if selection is None else unpack_list(selection.depth)
-        for work, did, depth in zip(turn.work, done, depths, strict=True):
+        selection = step.selection
+        depths = [0] * len(step.work) if selection is None else unpack_list(selection.depth)
+        for work, did, depth in zip(step.work, done, depths, strict=True):
             request = self._holdings[work.slot]
             ack.add(work.slot, did)
             self._count(request, did, depth)
@@ -402,8 +402,8 @@ class WorkerCore:
                 late.append((work.slot, *found))
             if did.finish is not None:
                 ending.append((request, did))
-        self._note_orders(turn.plan, started_unix_s)
-        self._ledger.ran([work.slot for work in turn.work], chunks, spent)
+        self._note_orders(step.plan, started_unix_s)
+        self._ledger.ran([work.slot for work in step.work], chunks, spent)
         self._ledger.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)
         for slot, token, due_unix_s in late:
             self._ledger.late(slot, token, due_unix_s)
@@ -426,12 +426,12 @@ class WorkerCore:
                 self._ledger.note(what, unpack_list(slots), at_unix_s)
 
     def break_off(self) -> Finished:
-        """The engine is gone in the running turn, whose requests are over here: one of them may be
+        """The engine is gone in the running step, whose requests are over here: one of them may be
         the reason.
         """
-        turn, self._running = self._running, None
-        assert turn is not None
-        for work in turn.work:
+        step, self._running = self._running, None
+        assert step is not None
+        for work in step.work:
             if not self._holdings.is_ending(work.slot):
                 self._holdings.end_later(self._holdings[work.slot], ENGINE_DIED)
         return self._finished(AckBuilder(), [], [])

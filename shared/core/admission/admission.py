@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from shared.core.admission.declines import Declines
-from shared.core.load_view import Debits
+from shared.core.load_view import LoadView
 from shared.core.offer import as_offer
 from shared.core.relegation.pool_work import PoolRoom
 from shared.core.shared_room import Shares
@@ -182,7 +182,7 @@ class AdmissionCore:
         self._set = settings or AdmissionSettings()
         self._open: dict[RequestKey, _Open] = {}
         self._shares = Shares(self._set.open_limit)
-        self._debits = Debits()
+        self._loads = LoadView()
         self._room = PoolRoom(self._set.pool_limit)
         self._declines = Declines()
         self._retry_unix_s = math.inf
@@ -215,11 +215,11 @@ class AdmissionCore:
                     self._enter(_Open(record, now_unix_s, record.attempt, told))
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
-                self._debits.received(digest, now_unix_s)
+                self._loads.received(digest, now_unix_s)
             case Pooled(pool):
                 self._room.heard(pool, now_unix_s)
             case Lost(replica):
-                self._debits.gone(replica)
+                self._loads.gone(replica)
             case GaveWay(record):
                 self._declines.declined(record, now_unix_s)
             case Gone(key):
@@ -240,12 +240,12 @@ class AdmissionCore:
         """The first place of a request about to be stored, so that its record can be written with
         it. The place is debited.
         """
-        order = self._router(offer, self._debits.views(now_unix_s), self._rng)
+        order = self._router(offer, self._loads.views(now_unix_s), self._rng)
         replica = next(iter(order), None)
-        digest = None if replica is None else self._debits.raw(replica)
+        digest = None if replica is None else self._loads.raw(replica)
         if replica is None or digest is None:
             return None
-        self._debits.placed(replica, offer.prompt_tokens, now_unix_s)
+        self._loads.placed(replica, offer.prompt_tokens, now_unix_s)
         return First(replica, digest.incarnation, self._hops_left(1, len(order)))
 
     def _hops_left(self, hops: int, fresh: int) -> int:
@@ -258,7 +258,7 @@ class AdmissionCore:
         """Seconds until it may be worth asking again: the least backlog of any replica, between 1
         and 30 s.
         """
-        views = self._debits.views(now_unix_s).values()
+        views = self._loads.views(now_unix_s).values()
         backlogs = [digest.backlog_s for digest in views if digest.accepting]
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
 
@@ -298,7 +298,7 @@ class AdmissionCore:
     ) -> None:
         key, replica, answer = event.key, event.replica, event.answer
         if isinstance(answer, OfferNotReady):
-            self._debits.gone(replica)
+            self._loads.gone(replica)
         waiting = self._open.get(key)
         if waiting is None or waiting.attempt != event.attempt:
             return
@@ -329,17 +329,17 @@ class AdmissionCore:
         if waiting.busy:
             return
         record = waiting.record
-        views = self._debits.views(now_unix_s)
+        views = self._loads.views(now_unix_s)
         order = self._router(as_offer(record, ServiceClass.STANDARD), views, self._rng)
         fresh = [replica for replica in order if replica not in waiting.tried]
         if waiting.hops < self._set.hop_limit and fresh:
             replica = fresh[0]
-            digest = self._debits.raw(replica)
+            digest = self._loads.raw(replica)
             assert digest is not None
             waiting.tried.append(replica)
             waiting.hops += 1
             waiting.busy = True
-            self._debits.placed(replica, record.prompt_tokens, now_unix_s)
+            self._loads.placed(replica, record.prompt_tokens, now_unix_s)
             left = self._hops_left(waiting.hops, len(fresh))
             actions.append(
                 Place(key, waiting.attempt, replica, digest.incarnation, left, waiting.declined)
@@ -375,4 +375,4 @@ class AdmissionCore:
             # the first place is chosen before the record is stored, whatever the limit
             assert waiting.hops <= max(1, self._set.hop_limit), f"{key} was offered too often"
             assert waiting.busy or self._retry_unix_s < math.inf, f"{key} waits for nothing"
-        self._debits.check()
+        self._loads.check()

@@ -15,7 +15,7 @@ LEAST = 0.02  # of that speed: what best-effort gets at least (policy/slackline/
 TAKEN_LIMIT = 4096  # requests remembered, should they come back
 
 
-class Drain:
+class PoolRate:
     """Tokens of work a second, over the time in which requests waited and replicas were busy."""
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from shared.core.load_view import STALE_S, TOKEN_S, Debits
+from shared.core.load_view import STALE_S, TOKEN_S, LoadView
 from shared.core.relegation.pool import SWEEP_MIN, Order, Shares, lane_of
-from shared.core.relegation.pool_rate import Drain
+from shared.core.relegation.pool_rate import PoolRate
 from shared.core.relegation.pool_work import PoolWork
 from shared.core.tick import Tick
 from shared.features import meets
@@ -132,10 +132,10 @@ class RelegationCore:
         self._hopeful = Order(self._shares)
         # heap; an entry is void if its request has left or is busy
         self._expiries: list[tuple[float, RequestKey]] = []
-        self._debits = Debits()
+        self._loads = LoadView()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
         self._work = PoolWork()
-        self._drain = Drain()
+        self._drain = PoolRate()
         self._heard_unix_s = -math.inf
 
     @property
@@ -148,7 +148,7 @@ class RelegationCore:
 
     def digest(self, *, now_unix_s: float) -> PoolDigest:
         """The work in the pool, and the speed at which the fleet takes it."""
-        views = self._debits.views(now_unix_s).values()
+        views = self._loads.views(now_unix_s).values()
         idle_tokens_s = sum(1.0 / digest.token_s for digest in views if digest.accepting)
         return PoolDigest(tokens_s=self._drain.tokens_s(idle_tokens_s), lanes=self._work.lanes())
 
@@ -168,7 +168,7 @@ class RelegationCore:
                     self._enter(record, now_unix_s)
             case Heard(digest):
                 self._wait(digest, now_unix_s)
-                if self._debits.received(
+                if self._loads.received(
                     digest, now_unix_s
                 ) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
                     self._hand_out(digest.replica, now_unix_s, actions)
@@ -206,7 +206,7 @@ class RelegationCore:
             key for expiry in self._expiries if self._expires(*expiry) for key in expiry[1:]
         }
         assert expiring == free, "a request that waits never expires"
-        self._debits.check()
+        self._loads.check()
 
     # ------------------------------------------------------------ the requests that wait
 
@@ -288,7 +288,7 @@ class RelegationCore:
         A tenant is charged for each request handed to a replica, even if the replica declines it: a
         request that no replica takes must not stay first.
         """
-        digest = self._debits.view(replica)
+        digest = self._loads.view(replica)
         assert digest is not None
         if not digest.accepting or not (digest.surplus or not digest.waiting):
             return
@@ -319,7 +319,7 @@ class RelegationCore:
             handed += 1
             self._make_busy(key, replica)
             self._shares.give(lane_of(record), record.prompt_tokens / record.weight)
-            self._debits.placed(
+            self._loads.placed(
                 replica, record.prompt_tokens, now_unix_s, best_effort=not attainable
             )
             service_class = ServiceClass.STANDARD if attainable else ServiceClass.BEST_EFFORT
@@ -334,7 +334,7 @@ class RelegationCore:
         free = len(self._waiting) - len(self._busy)
         if not free or not _has_best_effort_alone(digest) or replica in self._busy.values():
             return _AtOnce(0, 0.0)
-        views = self._debits.views(now_unix_s).values()
+        views = self._loads.views(now_unix_s).values()
         part = math.ceil(free / max(sum(map(_has_best_effort_alone, views)), 1))
         slots = int((1 - KEPT) * digest.free_slots)
         room_tokens = (digest.kv_free_blocks - KEPT * digest.kv_blocks) * digest.block_tokens

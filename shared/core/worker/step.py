@@ -58,7 +58,7 @@ class Work(NamedTuple):
     needed: float = 0.0  # tokens that keep its pace, for the selection of drafts
 
 
-class Turn(NamedTuple):
+class Step(NamedTuple):
     """One iteration, ready for the engine: preemptions, releases and closes, then loads, then
     work.
     """
@@ -92,7 +92,7 @@ class TurnDone(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A turn that is over."""
+    """A step that is over."""
 
     done: Sequence[TurnDone]
     exec_s: float

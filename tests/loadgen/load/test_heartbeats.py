@@ -14,7 +14,7 @@ from services.admission.intake.reading import resolve
 from services.worker.runner import VirtualRunner
 from shared import subjects
 from shared.bus.api import Bus
-from shared.core.worker.step import Ran, Turn
+from shared.core.worker.step import Ran, Step
 from shared.errors import ConfigError
 from shared.rules.tiers import load_tiers
 from shared.schemas import Announce, EngineTime, PlanAck
@@ -106,7 +106,7 @@ def test_a_worker_tells_what_its_engine_computed_waited_and_lost(
 ) -> None:
     run_turn = VirtualRunner.run
 
-    async def slowly(runner: VirtualRunner, turn: Turn) -> Ran:
+    async def slowly(runner: VirtualRunner, turn: Step) -> Ran:
         ran = await run_turn(runner, turn)
         await asyncio.sleep(slow_s if turn.work else 0.0)
         return ran

@@ -20,7 +20,7 @@ def test_the_document_has_every_route_and_no_other() -> None:
     gateway = app.Gateway.__new__(app.Gateway)
     for part in ("_texts", "_files", "_batches"):
         setattr(gateway, part, _Anything())
-    gateway.visits = _Anything()  # type: ignore[assignment]
+    gateway.http_requests = _Anything()  # type: ignore[assignment]
     gateway._cfg = GatewayConfig()
     gateway._console = SimpleNamespace(routes=list)  # type: ignore[assignment] # pages for people
     routes = {

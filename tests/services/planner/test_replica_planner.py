@@ -1,4 +1,4 @@
-"""A seat's shell: what its inbox joins, what it declines, and what ends it."""
+"""A replica planner's shell: what its inbox joins, what it declines, and what ends it."""
 
 import asyncio
 import logging
@@ -10,10 +10,10 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from services.planner import replica_planner as seats
+from services.planner import replica_planner as planners
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
-from services.planner.replica_planner import Seat, StaleEpoch
+from services.planner.replica_planner import ReplicaPlanner, StaleEpoch
 from services.planner.resync_check import misreported
 from services.planner.service import Planner
 from shared import subjects
@@ -113,25 +113,27 @@ class Asked:
         self.answers.append(msg)
 
 
-async def a_seat() -> tuple[Seat, SimBus]:
+async def a_seat() -> tuple[ReplicaPlanner, SimBus]:
     net = SimNet(Random(1), Faults())
     bus = net.connect("planner")
     lease = Lease(bus.leases, "planner.r", "p", Absences(bus, net.clock))
     assert await lease.acquire()
     cfg = PlannerConfig(policy="fcfs")
-    seat = Seat(cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry()))
-    return seat, net.connect("worker")
+    planner = ReplicaPlanner(
+        cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry())
+    )
+    return planner, net.connect("worker")
 
 
 def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
     async def main() -> list[ReplicaEvent | None]:
-        seat, _ = await a_seat()
+        planner, _ = await a_seat()
         for n in range(10):
-            seat._on_offer(offer(n), Asked())
-        seat._on_acked(ACK, Asked())
+            planner._on_offer(offer(n), Asked())
+        planner._on_acked(ACK, Asked())
         for n in range(10, 13):
-            seat._on_offer(offer(n), Asked())
-        return [seat._inbox.take() for _ in range(4)]
+            planner._on_offer(offer(n), Asked())
+        return [planner._inbox.take() for _ in range(4)]
 
     first, ack, second, nothing = run_virtual(main())
     assert first == Offered([offer(n) for n in range(10)])
@@ -144,19 +146,19 @@ def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyP
     sizes: list[int] = []
 
     async def main() -> None:
-        seat, _ = await a_seat()
-        handle = seat.core.handle
+        planner, _ = await a_seat()
+        handle = planner.core.handle
 
         def counted(event: ReplicaEvent, *, now_unix_s: float) -> object:
             if isinstance(event, Offered):
                 sizes.append(len(event.offers))
             return handle(event, now_unix_s=now_unix_s)
 
-        monkeypatch.setattr(seat.core, "handle", counted)
-        running = asyncio.create_task(seat.run())
+        monkeypatch.setattr(planner.core, "handle", counted)
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(0.1)
         for n in range(100):  # on one connection, as where one admission places a burst
-            seat._on_offer(offer(n), Asked())
+            planner._on_offer(offer(n), Asked())
         await asyncio.sleep(0.1)
         running.cancel()
 
@@ -167,15 +169,15 @@ def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyP
 def test_a_full_inbox_declines_offers_and_still_takes_the_answers_to_holds(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(seats, "INBOX_LIMIT", 5)
+    monkeypatch.setattr(planners, "INBOX_LIMIT", 5)
 
     async def main() -> list[object]:
-        seat, _ = await a_seat()
+        planner, _ = await a_seat()
         asked = [Asked() for _ in range(8)]
-        async with seat._chores:
+        async with planner._chores:
             for n, call in enumerate(asked):
-                seat._on_offer(offer(n), call)
-        assert len(seat._waiting) == 5
+                planner._on_offer(offer(n), call)
+        assert len(planner._waiting) == 5
         return [answer for call in asked for answer in call.answers]
 
     declined = OfferDeclined(reason="the planner is overloaded")
@@ -184,10 +186,12 @@ def test_a_full_inbox_declines_offers_and_still_takes_the_answers_to_holds(
 
 def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
     async def main() -> None:
-        seat, worker = await a_seat()
-        running = asyncio.create_task(seat.run())
+        planner, worker = await a_seat()
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(0.1)
-        refused = PlanRefused(incarnation="i", epoch=seat.epoch + 1, expected_seq=1, reason="stale")
+        refused = PlanRefused(
+            incarnation="i", epoch=planner.epoch + 1, expected_seq=1, reason="stale"
+        )
         await worker.publish(subjects.plan_refused(R), refused)
         with pytest.raises(StaleEpoch, match="was seen on r"):
             await running
@@ -196,12 +200,14 @@ def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
 
 
 def test_a_worker_that_reports_requests_without_end_is_not_believed():
-    """Each page says that there are more; the seat keeps none beyond the slots, and asks anew."""
+    """Each page says that there are more; the replica planner keeps none beyond the slots, and asks
+    anew.
+    """
     asked: list[int] = []
     replies: list[asyncio.Future[None]] = []
 
     async def main() -> bool:
-        seat, worker = await a_seat()
+        planner, worker = await a_seat()
 
         def answer(resync: Resync, call: Call) -> None:
             asked.append(resync.page)
@@ -214,10 +220,10 @@ def test_a_worker_that_reports_requests_without_end_is_not_believed():
 
         endpoint = Endpoint("resync", subjects.resync(R), Resync, answer)
         await worker.serve("worker", [endpoint], {})
-        running = asyncio.create_task(seat.run())
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(1.0)
         running.cancel()
-        return seat.core.synced
+        return planner.core.synced
 
     assert not run_virtual(main())
     assert asked[:6] == [0, 1, 2, 3, 4, 0]
@@ -238,7 +244,7 @@ def test_a_worker_that_reports_requests_without_end_is_not_believed():
 def test_a_worker_that_reports_what_it_cannot_hold_is_not_believed(
     entries: list[tuple[int, int, int, int]], reason: str
 ) -> None:
-    """Each of these ended the seat, or was never planned."""
+    """Each of these ended the replica planner, or was never planned."""
     found = [
         ResyncEntry(
             slot=slot,
@@ -255,7 +261,7 @@ def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
     replies: list[asyncio.Future[None]] = []
 
     async def main() -> tuple[int, int]:
-        seat, worker = await a_seat()
+        planner, worker = await a_seat()
 
         def answer(resync: Resync, call: Call) -> None:
             entries = [
@@ -275,10 +281,10 @@ def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
             replies.append(asyncio.ensure_future(call.reply(page)))
 
         await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
-        running = asyncio.create_task(seat.run())
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(0.1)
         running.cancel()
-        books = seat.core._books
+        books = planner.core._books
         return books.kv.shared, books.draft_kv.shared
 
     assert run_virtual(main()) == (5, 4)
@@ -288,26 +294,26 @@ def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
     replies: list[asyncio.Future[None]] = []
 
     async def main() -> bool:
-        seat, worker = await a_seat()
-        request, refusals = seat._bus.request, [BusError("the connection takes no more")]
+        planner, worker = await a_seat()
+        request, refusals = planner._bus.request, [BusError("the connection takes no more")]
 
         async def once_in_vain(*args: Any, **options: Any) -> Any:
             if refusals:
                 raise refusals.pop()
             return await request(*args, **options)
 
-        seat._bus.request = once_in_vain  # type: ignore[method-assign]
+        planner._bus.request = once_in_vain  # type: ignore[method-assign]
 
         def answer(resync: Resync, call: Call) -> None:
             page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
             replies.append(asyncio.ensure_future(call.reply(page)))
 
         await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
-        running = asyncio.create_task(seat.run())
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(5.0)
         running.cancel()
         assert not refusals
-        return seat.core.synced
+        return planner.core.synced
 
     assert run_virtual(main())
 
@@ -336,10 +342,10 @@ def test_an_offer_of_which_nothing_is_left_is_declined() -> None:
 
 def test_another_profile_ends_the_seat():
     async def main() -> None:
-        seat, _ = await a_seat()
-        running = asyncio.create_task(seat.run())
+        planner, _ = await a_seat()
+        running = asyncio.create_task(planner.run())
         await asyncio.sleep(0.1)
-        seat.heard(replace(ANNOUNCE, profile="another"))
+        planner.heard(replace(ANNOUNCE, profile="another"))
         with pytest.raises(StaleEpoch, match="another profile"):
             await running
 
@@ -361,10 +367,10 @@ def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others(
                 await asyncio.sleep(0.25)
 
         await announce(2.0)
-        core = planner._seats[R].core
+        core = planner._planners[R].core
         core._slots.give_back(0)
         core._slots.retire(0, 1)  # the slot is free and is not
-        before = len(planner._seats)
+        before = len(planner._planners)
         await announce(IDLE_S)
         stop.set()
         await running

@@ -15,7 +15,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
 from services.worker.engines.sim.engine import SimEngine
 from services.worker.runner import VirtualRunner
-from services.worker.step_runner import TurnTaker
+from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import Call
 from shared.errors import BusTimeout, StoreFull
@@ -61,7 +61,7 @@ class Serving:
                 cfg,
                 net.connect("worker"),
                 net.clock,
-                VirtualRunner(TurnTaker(engine, tokenizer)),
+                VirtualRunner(StepRunner(engine, tokenizer)),
                 self.stop,
                 tracing=Off(),
                 rng=Random(2),

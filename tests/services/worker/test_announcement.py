@@ -11,7 +11,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
 from services.worker.engines.sim.engine import SimEngine
 from services.worker.runner import VirtualRunner
-from services.worker.step_runner import TurnTaker
+from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import Call
 from shared.perf import profile_file as profiles
@@ -40,7 +40,7 @@ async def announced(longest_chain: int) -> Announce:
             cfg,
             net.connect("worker"),
             net.clock,
-            VirtualRunner(TurnTaker(engine, tokenizer)),
+            VirtualRunner(StepRunner(engine, tokenizer)),
             asyncio.Event(),
             tracing=Off(),
         )

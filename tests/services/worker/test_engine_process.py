@@ -21,8 +21,8 @@ from services.worker.config import WorkerConfig
 from services.worker.engine_process import EngineProcess, Watchdog, engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, VirtualRunner
-from services.worker.step_runner import TurnTaker
-from shared.core.worker.step import Load, Ran, Turn, Work
+from services.worker.step_runner import StepRunner
+from shared.core.worker.step import Load, Ran, Step, Work
 from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
 from shared.vocabulary import FinishReason
@@ -49,7 +49,7 @@ asyncio.run(main())
 """
 
 
-def turns(prompts: Sequence[list[int]], outputs: int) -> list[Turn]:
+def turns(prompts: Sequence[list[int]], outputs: int) -> list[Step]:
     """A turn that prefills all prompts, then `outputs` turns that decode each; the sampling has a
     seed, a stop string and log-probabilities.
     """
@@ -59,20 +59,20 @@ def turns(prompts: Sequence[list[int]], outputs: int) -> list[Turn]:
     def work(slot: int, tokens: int) -> Work:
         return Work(slot, tokens, True, outputs + 1, FinishReason.LENGTH, frozenset({0}))
 
-    first = Turn(
+    first = Step(
         None, [], [], loads, [work(n, len(prompt)) for n, prompt in enumerate(prompts)], None, []
     )
     return [
         first,
         *(
-            Turn(None, [], [], [], [work(n, 1) for n in range(len(prompts))], None, [])
+            Step(None, [], [], [], [work(n, 1) for n in range(len(prompts))], None, [])
             for _ in range(outputs)
         ),
     ]
 
 
-async def run_all(runner: Runner, asked: Sequence[Turn]) -> list[list[tuple[Any, ...]]]:
-    return [[tuple(one) for one in plain(await runner.run(turn)).done] for turn in asked]
+async def run_all(runner: Runner, asked: Sequence[Step]) -> list[list[tuple[Any, ...]]]:
+    return [[tuple(one) for one in plain(await runner.run(step)).done] for step in asked]
 
 
 def said(turns: Sequence[Sequence[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
@@ -106,7 +106,7 @@ async def test_an_engine_of_its_own_process_makes_the_same_tokens_and_forgets_af
     asked = turns(
         [[rng.randint(1, 200) for _ in range(length)] for length in (3, 17, 60)], outputs=12
     )
-    here = TurnTaker(*make(TORCH))
+    here = StepRunner(*make(TORCH))
     expected = await run_all(VirtualRunner(here), asked)
     assert engine.facts == here.engine.facts
     await engine.reset()
@@ -126,7 +126,7 @@ async def test_a_turn_larger_than_the_socket_takes_at_once_arrives_whole(
     expected = await run_all(engine, asked)
     await engine.reset()
     # 3 MB each
-    large = [turn._replace(skipped=list(range(100_000, 700_000))) for turn in asked]
+    large = [step._replace(skipped=list(range(100_000, 700_000))) for step in asked]
     assert await run_all(engine, large) == expected
 
 
@@ -172,17 +172,17 @@ async def test_an_engine_that_cannot_be_is_refused_with_its_own_words() -> None:
 
 
 async def test_a_turn_for_a_killed_engine_raises_how_the_engine_ended() -> None:
-    (turn,) = turns([[5, 6, 7]], outputs=0)
+    (step,) = turns([[5, 6, 7]], outputs=0)
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="SIGKILL"):
-            await engine.run(turn)
+            await engine.run(step)
 
 
 @pytest.mark.slow
 async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
-    unknown = Turn(
+    unknown = Step(
         None, [], [], [], [Work(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
     )
     async with engine_process(TORCH, asyncio.Event()) as engine:
@@ -194,12 +194,12 @@ async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
 @pytest.mark.slow
 async def test_an_engine_that_hangs_is_ended_and_its_worker_told_the_cause() -> None:
     """SIGSTOP stands for a computation without an end."""
-    (turn,) = turns([[5, 6, 7]], outputs=0)
+    (step,) = turns([[5, 6, 7]], outputs=0)
     async with engine_process(replace(TORCH, silent_s=0.5), asyncio.Event()) as engine:
         assert engine is not None
         os.kill(engine.pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="gave no answer") as raised:
-            await engine.run(turn)
+            await engine.run(step)
         assert raised.value.in_turn
 
 

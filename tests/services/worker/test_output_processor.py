@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.output_processor import Speaker
+from services.worker.output_processor import OutputProcessor
 from shared.schemas import Sampling
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
@@ -41,17 +41,17 @@ def expected(text: str, stops: list[str]) -> tuple[str, int | None]:
 def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    speaker = Speaker(TOKENIZER)
-    speaker.open(SLOT, Sampling(stop=stops))
+    processor = OutputProcessor(TOKENIZER)
+    processor.open(SLOT, Sampling(stop=stops))
     wanted, stop_at = expected(text, stops)
     said, kept, stopped = "", 0, False
     for piece in pieces(TOKENIZER.encode(text), cuts):
-        spoken = speaker.say(SLOT, piece)
+        spoken = processor.say(SLOT, piece)
         said += spoken.text
         kept += spoken.tokens_kept
         stopped = spoken.stopped
         assert wanted.startswith(said)
-    said += speaker.finish(SLOT)
+    said += processor.finish(SLOT)
     assert said == wanted
     assert stopped == (stop_at is not None)
     assert kept == (len(text.encode()) if stop_at is None else stop_at)
@@ -64,14 +64,14 @@ def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
     tokens = TOKENIZER.encode(text)
     said, made, stopped = "", 0, False
     for piece in pieces(tokens, cuts):
-        speaker = Speaker(TOKENIZER)  # another worker each time
-        speaker.open(SLOT, Sampling(stop=stops), tokens[:made], said)
-        spoken = speaker.say(SLOT, piece)
+        processor = OutputProcessor(TOKENIZER)  # another worker each time
+        processor.open(SLOT, Sampling(stop=stops), tokens[:made], said)
+        spoken = processor.say(SLOT, piece)
         said, made, stopped = said + spoken.text, made + spoken.tokens_kept, spoken.stopped
         if stopped:
             break
     if not stopped:
-        said += speaker.finish(SLOT)
+        said += processor.finish(SLOT)
     assert said == expected(text, stops)[0]
 
 
@@ -79,37 +79,37 @@ def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
 def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(
     text: str, stops: list[str]
 ) -> None:
-    speaker = Speaker(TOKENIZER)
-    speaker.open(SLOT, Sampling(stop=stops))
-    spoken = speaker.say(SLOT, TOKENIZER.encode(text))
+    processor = OutputProcessor(TOKENIZER)
+    processor.open(SLOT, Sampling(stop=stops))
+    spoken = processor.say(SLOT, TOKENIZER.encode(text))
     held = "" if spoken.stopped else text[len(spoken.text) :]
     assert not held or any(stop.startswith(held) for stop in stops)
 
 
 def test_text_that_the_client_lacks_comes_with_the_next_tokens() -> None:
-    speaker = Speaker(TOKENIZER)
-    speaker.open(SLOT, Sampling(), TOKENIZER.encode("hello"), "hel")
-    assert speaker.say(SLOT, TOKENIZER.encode("!")).text == "lo!"
+    processor = OutputProcessor(TOKENIZER)
+    processor.open(SLOT, Sampling(), TOKENIZER.encode("hello"), "hel")
+    assert processor.say(SLOT, TOKENIZER.encode("!")).text == "lo!"
 
 
 def test_an_unfinished_character_is_shown_as_such_only_at_the_end() -> None:
-    speaker = Speaker(TOKENIZER)
-    speaker.open(SLOT, Sampling())
-    assert speaker.say(SLOT, list("日".encode())[:2]) == ("", False, 2)
-    assert speaker.finish(SLOT) == "\ufffd"
+    processor = OutputProcessor(TOKENIZER)
+    processor.open(SLOT, Sampling())
+    assert processor.say(SLOT, list("日".encode())[:2]) == ("", False, 2)
+    assert processor.finish(SLOT) == "\ufffd"
 
 
 def test_after_a_stop_nothing_more_is_said_and_slots_are_apart() -> None:
-    speaker, other = Speaker(TOKENIZER), Slot(8)
-    speaker.open(SLOT, Sampling(stop=["END"]))
-    speaker.open(other, Sampling())
-    assert speaker.say(SLOT, TOKENIZER.encode("doneENDmore")) == ("done", True, 7)
-    assert speaker.say(SLOT, TOKENIZER.encode("more")) == ("", True, 0)
-    assert speaker.finish(SLOT) == ""
-    assert speaker.say(other, TOKENIZER.encode("END")) == ("END", False, 3)
-    speaker.close(SLOT)
-    speaker.open(SLOT, Sampling())
-    assert speaker.say(SLOT, TOKENIZER.encode("END")).text == "END"
+    processor, other = OutputProcessor(TOKENIZER), Slot(8)
+    processor.open(SLOT, Sampling(stop=["END"]))
+    processor.open(other, Sampling())
+    assert processor.say(SLOT, TOKENIZER.encode("doneENDmore")) == ("done", True, 7)
+    assert processor.say(SLOT, TOKENIZER.encode("more")) == ("", True, 0)
+    assert processor.finish(SLOT) == ""
+    assert processor.say(other, TOKENIZER.encode("END")) == ("END", False, 3)
+    processor.close(SLOT)
+    processor.open(SLOT, Sampling())
+    assert processor.say(SLOT, TOKENIZER.encode("END")).text == "END"
 
 
 def test_how_long_a_token_takes_to_say() -> None:
@@ -118,13 +118,13 @@ def test_how_long_a_token_takes_to_say() -> None:
         "no stop": Sampling(),
         "two stops": Sampling(stop=["\n\n", "and"]),
     }.items():
-        speaker = Speaker(TOKENIZER)
-        speaker.open(SLOT, sampling)
+        processor = OutputProcessor(TOKENIZER)
+        processor.open(SLOT, sampling)
         began_s = time.perf_counter()
         for token in tokens:
-            speaker.say(SLOT, (token,))
+            processor.say(SLOT, (token,))
         each_us = (time.perf_counter() - began_s) / len(tokens) * 1e6
-        print(f"speaker, {name}: {each_us:.2f} us per token")
+        print(f"processor, {name}: {each_us:.2f} us per token")
 
 
 @given(texts, stops, cuts, st.integers(0, 60))
@@ -143,13 +143,13 @@ def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(
     wanted = next(
         (found for n in range(1, len(text) + 1) if (found := cut_at(n)) is not None), None
     )
-    speaker = Speaker(TOKENIZER)
-    speaker.open(SLOT, Sampling(stop=stops, min_tokens=least))
+    processor = OutputProcessor(TOKENIZER)
+    processor.open(SLOT, Sampling(stop=stops, min_tokens=least))
     said, stopped = "", False
     for piece in pieces(tokens, cuts):
-        spoken = speaker.say(SLOT, piece)
+        spoken = processor.say(SLOT, piece)
         said, stopped = said + spoken.text, spoken.stopped
         if stopped:
             break
     assert stopped == (wanted is not None)
-    assert said + speaker.finish(SLOT) == (text if wanted is None else wanted)
+    assert said + processor.finish(SLOT) == (text if wanted is None else wanted)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from services.worker.core.worker import WorkerCore
 from services.worker.engine import Done, EngineFacts, EngineState, Outcome, RefusedError
-from services.worker.output_processor import Speaker
-from services.worker.step_runner import take_turn
+from services.worker.output_processor import OutputProcessor
+from services.worker.step_runner import run_step
 from shared.columns import pack, unpack_list
 from shared.core.replica.events import Acked, NeedResync, SendPlan, Synced
 from shared.core.replica.replica import ReplicaCore
@@ -92,7 +92,7 @@ class Worker:
             ReplicaId("r1"), "i1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8
         )
         self.core.resync(1, 1)
-        self.engine, self.speaker = Picky(), Speaker(Tokenizer.builtin())
+        self.engine, self.processor = Picky(), OutputProcessor(Tokenizer.builtin())
         self.ran = Ran([], 0.0)  # the newest turn
         for slot, kind in enumerate(kinds):
             key = RequestKey(f"t.{slot}")
@@ -142,9 +142,9 @@ class Worker:
 
     def obey(self, plan: BatchPlan) -> Finished:
         assert self.core.plan(plan) is None
-        turn = self.core.begin(now_unix_s=NOW)
-        assert turn is not None
-        ran = self.ran = take_turn(self.engine, self.speaker, turn)
+        step = self.core.begin(now_unix_s=NOW)
+        assert step is not None
+        ran = self.ran = run_step(self.engine, self.processor, step)
         finished = self.core.finish(
             ran.done,
             started_unix_s=NOW,
@@ -160,9 +160,9 @@ class Worker:
 
     def rest(self) -> None:
         """Take the turn that frees the rest."""
-        turn = self.core.begin(now_unix_s=NOW)
-        if turn is not None:
-            take_turn(self.engine, self.speaker, turn)
+        step = self.core.begin(now_unix_s=NOW)
+        if step is not None:
+            run_step(self.engine, self.processor, step)
 
 
 def test_a_request_that_the_engine_does_not_take_fails_alone_with_its_words() -> None:

@@ -79,10 +79,10 @@ class Bench:
             preempted=preempt,
         )
         assert self.core.plan(plan) is None
-        turn = self.core.begin(now_unix_s=began_s)
-        assert turn is not None
+        step = self.core.begin(now_unix_s=began_s)
+        assert step is not None
         done = []
-        for work in turn.work:
+        for work in step.work:
             tokens = (7,) if work.emits else ()
             end = FinishReason.LENGTH if tokens and work.limit == 1 else None
             cached = min(self.cached, work.tokens - 1)
@@ -95,7 +95,7 @@ class Bench:
             exec_s=ran.exec_s,
             idle_s=0.0,
         )
-        self.metrics.ran(turn, ran, 0.0, ARRIVED + began_s, ARRIVED + ended_s)
+        self.metrics.ran(step, ran, 0.0, ARRIVED + began_s, ARRIVED + ended_s)
         self.metrics.over(finished.overs)
         return finished
 

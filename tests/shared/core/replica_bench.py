@@ -38,7 +38,7 @@ from shared.core.replica.events import (
 )
 from shared.core.replica.replica import ReplicaCore, ReplicaSettings
 from shared.core.tick import Tick
-from shared.core.worker.step import Finished, Load, Turn, TurnDone, Work
+from shared.core.worker.step import Finished, Load, Step, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import (
@@ -475,7 +475,7 @@ class Bench:
                     self.engine.snapshot(),
                 )
 
-    def run(self, turn: Turn) -> tuple[list[TurnDone], Outcome]:
+    def run(self, turn: Step) -> tuple[list[TurnDone], Outcome]:
         for slot in turn.preempts:
             self.engine.preempt(Slot(slot))
         for slot in turn.releases:
@@ -502,7 +502,7 @@ class Bench:
 
     def end(
         self,
-        turn: Turn,
+        turn: Step,
         done: list[TurnDone],
         began_s: float,
         drafted_s: float,

@@ -1,4 +1,4 @@
-"""Debits: the newest digest of each replica, with what was placed since taken off."""
+"""LoadView: the newest digest of each replica, with what was placed since taken off."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
 
-from shared.core.load_view import FORGET_S, STALE_S, Debits
+from shared.core.load_view import FORGET_S, STALE_S, LoadView
 from shared.core.replica.digest import digest_of
 from shared.core.replica.request_table import Books
 from shared.perf import profile_file
@@ -36,7 +36,7 @@ def digest(
 
 @pytest.mark.parametrize("skew_s", [-3600.0, -3.0, 0.0, 3.0, 3600.0])
 def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float) -> None:
-    debits = Debits()
+    debits = LoadView()
     assert debits.received(digest(NOW + skew_s), NOW)
     debits.placed(R1, 500, NOW + 0.01)
     view = debits.views(NOW + 0.02)[R1]
@@ -56,7 +56,7 @@ def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float)
 
 
 def test_digests_are_ordered_within_one_planner_and_incarnation_only() -> None:
-    debits = Debits()
+    debits = LoadView()
     assert debits.received(digest(NOW, backlog_s=1.0), NOW)
     assert not debits.received(digest(NOW - 0.1, backlog_s=2.0), NOW + 0.1)
     assert not debits.received(digest(NOW, backlog_s=2.0), NOW + 0.1)
@@ -67,7 +67,7 @@ def test_digests_are_ordered_within_one_planner_and_incarnation_only() -> None:
 
 
 def test_replicas_silent_for_ten_minutes_are_forgotten() -> None:
-    debits = Debits()
+    debits = LoadView()
     for i in range(5000):
         debits.received(digest(NOW + i, f"x{i}"), NOW + i)
         debits.received(digest(NOW + i), NOW + i)
@@ -95,7 +95,7 @@ def test_replicas_silent_for_ten_minutes_are_forgotten() -> None:
 def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
     steps: list[tuple[str, str, int, bool]],
 ) -> None:
-    debits, now = Debits(), NOW
+    debits, now = LoadView(), NOW
     received: dict[str, float] = {}
     placed: dict[str, list[tuple[float, int, bool]]] = {}
     for what, replica, tokens, best_effort in steps:
@@ -130,7 +130,7 @@ def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
 def test_a_placement_takes_blocks_of_the_replicas_own_size(
     block_tokens: int, free_blocks: int
 ) -> None:
-    debits = Debits()
+    debits = LoadView()
     debits.received(replace(digest(NOW), block_tokens=block_tokens), NOW)
     debits.placed(R1, 500, NOW + 0.01)
     assert debits.views(NOW + 0.02)[R1].kv_free_blocks == free_blocks

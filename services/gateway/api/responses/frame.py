@@ -1,7 +1,7 @@
 """The frame of OpenAI's responses: a body with the items of the output, or a stream of events, each
 with its number.
 
-A response has one choice. Its voice is that of a chat; here the parts of its message become items:
+A response has one choice. Its writer is that of a chat; here the parts of its message become items:
 texts are items of the type `message`, calls of tools are items of their own.
 """
 

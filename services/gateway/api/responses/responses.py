@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from services.gateway.api import asking
 from services.gateway.api.api_format import Frame, Head
 from services.gateway.api.asking import Alternatives, ShortString, StopString, Tokens
-from services.gateway.api.chats import ChatBody, ChatDialect
+from services.gateway.api.chats import ChatBody, ChatFormat
 from services.gateway.api.formats import NamedSchema, ResponseFormat
 from services.gateway.api.responses import items as response_items
 from services.gateway.api.responses.frame import Echo, ResponseFrame
@@ -164,12 +164,12 @@ class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
             names.append("text.verbosity")
         return names
 
-    def dialect(self, *, held: bool) -> "ResponseDialect":
-        return ResponseDialect(self, held=held)
+    def api_format(self, *, held: bool) -> "ResponsesFormat":
+        return ResponsesFormat(self, held=held)
 
 
-class ResponseDialect(ChatDialect):
-    """The responses API: a chat in another frame. Implements Dialect."""
+class ResponsesFormat(ChatFormat):
+    """The responses API: a chat in another frame. Implements ApiFormat."""
 
     operation = "responses"
 

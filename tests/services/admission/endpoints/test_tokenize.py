@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from services.admission.endpoints.tokenize import SMALLEST_BYTES, WAITING_BYTES, TokenDesk
+from services.admission.endpoints.tokenize import SMALLEST_BYTES, WAITING_BYTES, TokenizeEndpoint
 from shared import subjects
 from shared.schemas import Refused, Tokenize, Tokenized
 from shared.text.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class Asked:
 
 
 async def test_a_tenant_that_fills_the_room_leaves_others_theirs() -> None:
-    desk, go_on = TokenDesk(Tokenizer.builtin()), threading.Event()
+    desk, go_on = TokenizeEndpoint(Tokenizer.builtin()), threading.Event()
     read = desk._read
 
     def waits(question: Any) -> Any:

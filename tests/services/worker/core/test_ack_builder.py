@@ -3,7 +3,7 @@
 from services.worker.core.ack_builder import AckBuilder
 from shared.columns import pack, unpack_list
 from shared.core.replica.ack_columns import well_formed
-from shared.core.worker.step import Timing, Turn, TurnDone
+from shared.core.worker.step import Step, Timing, TurnDone
 from shared.schemas import BatchPlan, PlanAck
 from shared.vocabulary import FinishReason, ReplicaId
 
@@ -21,8 +21,8 @@ def built(ack: AckBuilder) -> PlanAck:
 
 
 def test_columns_run_along_the_entries_in_the_order_in_which_they_were_added() -> None:
-    turn = Turn(PLAN, [6], [], [], [], None, [5])
-    ack = AckBuilder(turn, Timing(1.0, 2.0, 0.9, 0.1, 0.2, 0.05))
+    step = Step(PLAN, [6], [], [], [], None, [5])
+    ack = AckBuilder(step, Timing(1.0, 2.0, 0.9, 0.1, 0.2, 0.05))
     ack.add(1, TurnDone(3, [10, 11, 12], "abc", None, drafted=4))
     ack.add(2, TurnDone(8, [], "", None, cached=6))  # a chunk: no token, no text
     ack.add(3, TurnDone(1, [13], "d", FinishReason.STOP))
@@ -47,7 +47,7 @@ def test_columns_run_along_the_entries_in_the_order_in_which_they_were_added() -
 
 
 def test_an_end_without_tokens_has_a_text_of_its_own() -> None:
-    ack = AckBuilder(Turn(PLAN, [], [], [], [], None, []))
+    ack = AckBuilder(Step(PLAN, [], [], [], [], None, []))
     ack.add(1, TurnDone(0, [], "", FinishReason.INVALID, refused=True))
     assert built(ack).texts == [""]
 

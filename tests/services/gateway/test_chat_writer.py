@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.gateway.api.api_format import Output
-from services.gateway.api.chats import ChatDialect, ChatVoice
+from services.gateway.api.chats import ChatChoiceWriter, ChatFormat
 from services.gateway.api.tools.definitions import Calls, Function
 from shared.schemas import Delta, Likelihood, TokenLogprob
 
@@ -18,9 +18,9 @@ PARTS = [
 CALL = ['<tool_call>{"name": "f", "arg', 'uments": {}}', "</tool_call>", "\n"]
 
 
-def voice(form: str, *, parallel: bool, likely: bool, tokens: bool) -> ChatVoice:
+def writer(form: str, *, parallel: bool, likely: bool, tokens: bool) -> ChatChoiceWriter:
     calls = Calls([Function(name="f")], False, "", parallel)
-    return ChatDialect(calls, held=False, logprobs=likely, token_ids=tokens).voice(0, "r", form)
+    return ChatFormat(calls, held=False, logprobs=likely, token_ids=tokens).writer(0, "r", form)
 
 
 def assembled(chunks: list[Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_whole_and_streamed_a_choice_is_the_same(
     texts: list[str], form: str, reason: str, parallel: bool, likely: bool, tokens: bool
 ) -> None:
     output, options = Output(), {"parallel": parallel, "likely": likely, "tokens": tokens}
-    streamed = voice(form, **options)
+    streamed = writer(form, **options)
     chunks = [*streamed.open()]
     for n, text in enumerate(texts):
         logprobs = [TokenLogprob(Likelihood(n, text.encode(), -1.0))] if likely else []
@@ -67,7 +67,7 @@ def test_whole_and_streamed_a_choice_is_the_same(
         output.take(delta)
         chunks += streamed.say(delta)
     chunks += streamed.close(reason)
-    whole = msgspec.to_builtins(voice(form, **options).whole(output, reason))
+    whole = msgspec.to_builtins(writer(form, **options).whole(output, reason))
     message = {name: whole["message"].get(name) for name in ("role", "content", "tool_calls")}
     assert assembled(chunks) == {
         "message": {

@@ -32,13 +32,18 @@ class CutOff(Exception):
     """An answer whose head has left cannot be completed: its connection is closed."""
 
 
-class Visit:
+class HttpRequest:
     """One HTTP request under way. `ignored`: the fields of its body that were left out, as they are
     told in the answer.
     """
 
     def __init__(
-        self, visits: "Visits", scope: Scope, receive: Receive, send: Send, began_unix_s: float
+        self,
+        http_requests: "HttpRequests",
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        began_unix_s: float,
     ) -> None:
         self.headers = Headers(scope=scope)
         self.query_string = scope["query_string"]
@@ -54,7 +59,7 @@ class Visit:
         self.hung_up = False
         self.owes_end = False  # its answer ends once the rest of its body has come
         self.status = 0
-        self._visits, self._send = visits, send
+        self._requests, self._send = http_requests, send
         self._correlation_id = read_correlation_id(self.headers)
         self._held = 0
 
@@ -71,8 +76,8 @@ class Visit:
 
     async def read(self) -> bytes:
         """The whole body. Raises Rejected past a bound, ClientDisconnect."""
-        weight = self._visits.weight(self.tenant)
-        return await self._visits.bodies.read(self.headers, self.body, self.tenant, weight)
+        weight = self._requests.weight(self.tenant)
+        return await self._requests.bodies.read(self.headers, self.body, self.tenant, weight)
 
     async def answer(
         self, content: bytes, status: int = 200, media_type: str = "application/json"
@@ -105,12 +110,12 @@ class Visit:
         """Count so many more choices as being made for it. Raises Rejected where its tenant has too
         many.
         """
-        self._visits.take(self.tenant, choices)
+        self._requests.take(self.tenant, choices)
         self._held += choices
 
     def release(self) -> None:
         if self._held:
-            self._visits.give(self.tenant, self._held)
+            self._requests.give(self.tenant, self._held)
             self._held = 0
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
@@ -118,10 +123,10 @@ class Visit:
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-Serve = Callable[[Visit], Awaitable[None]]
+Serve = Callable[[HttpRequest], Awaitable[None]]
 
 
-class Visits:
+class HttpRequests:
     """All of them. Set `draining` to let no more in."""
 
     def __init__(self, cfg: GatewayConfig, clock: Clock, registry: Registry, rules: Rules) -> None:
@@ -166,40 +171,40 @@ class Visits:
         self._unfinished.set(self._open.total)
 
     async def run(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = Visit(self, scope, receive, send, self._clock.unix_s())
+        http_request = HttpRequest(self, scope, receive, send, self._clock.unix_s())
         try:
             # A client that left before it had sent a request gets no answer.
             with suppress(ClientDisconnect, CutOff):
-                await self._serve(serve, visit)
+                await self._serve(serve, http_request)
         finally:
-            visit.release()
-            self._responses.labels(str(visit.status)).add()
-            self._duration.observe(self._clock.unix_s() - visit.began_unix_s)
-            if visit.hung_up:
+            http_request.release()
+            self._responses.labels(str(http_request.status)).add()
+            self._duration.observe(self._clock.unix_s() - http_request.began_unix_s)
+            if http_request.hung_up:
                 self._hung_up.add()
-        if visit.owes_end:
-            await visit.body.drop()
+        if http_request.owes_end:
+            await http_request.body.drop()
             await send({"type": "http.response.body"})
 
-    async def _serve(self, serve: Serve, visit: Visit) -> None:
+    async def _serve(self, serve: Serve, http_request: HttpRequest) -> None:
         try:
             if self.draining:
                 raise Rejected(envelope.SHUTTING_DOWN)
-            visit.tenant = read_tenant(visit.headers, self._rules.keys)
-            visit.hold(1)
-            let_in(visit.state)
-            await serve(visit)
+            http_request.tenant = read_tenant(http_request.headers, self._rules.keys)
+            http_request.hold(1)
+            let_in(http_request.state)
+            await serve(http_request)
         except Rejected as rejected:
-            await visit.refuse(rejected.problem)
+            await http_request.refuse(rejected.problem)
         except (PeerError, BusError) as error:
-            await visit.refuse(envelope.of_error(error))
+            await http_request.refuse(envelope.of_error(error))
 
 
 class Served:
     """A callable object: Starlette passes the raw ASGI call to an object, not to a function."""
 
-    def __init__(self, visits: Visits, serve: Serve) -> None:
-        self._visits, self._serve = visits, serve
+    def __init__(self, http_requests: HttpRequests, serve: Serve) -> None:
+        self._requests, self._serve = http_requests, serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._visits.run(self._serve, scope, receive, send)
+        await self._requests.run(self._serve, scope, receive, send)
