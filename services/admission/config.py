@@ -1,7 +1,7 @@
 """The settings of admission: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
 
 from shared.policy import registry
-from shared.process.configuration import Connected
+from shared.process.configuration import Connected, Constant
 from shared.rules.rules import TenantSource, TierSource
 
 
@@ -18,16 +18,12 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     """The limits of tenants, written here as `[tenants.NAME]`; or a .toml file."""
     model: str = ""
     """A shipped model or a folder, for its tokenizer; empty: one token a byte."""
-    hop_limit: int = 4
-    """Offers of one request before it is best-effort."""
     homeless_s: float = 10.0
     """A request is relegated if no replica is up for this long."""
     open_limit: int = 20_000
     """Requests under way at once, shared by the tenants that have any, by their weights. Further
     ones are refused with a Retry-After.
     """
-    receive_limit: int = 256
-    """Requests being read at once, shared likewise."""
     receive_limit_bytes: int = 32 * 1024 * 1024
     """All messages being read at once, as sent, shared likewise. In memory, a prompt of token ids
     takes up to nine times as much. A single message may be larger.
@@ -38,7 +34,14 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     """A worker that is silent for this long is fenced."""
     sweep_s: float = 15.0
     """The time between two sweeps of the open records."""
-    lost_limit: int = 5
-    """Attempts whose replica was lost before a request fails."""
     drain_s: float = 10.0
-    """The longest stop."""
+    """The longest stop. Streams that still run at a gateway are cut then."""
+
+    # ------------------------------------------------------------ constants
+
+    # Offers of one request before it is best-effort.
+    hop_limit: Constant[int] = 4
+    # Requests being read at once, shared likewise.
+    receive_limit: Constant[int] = 256
+    # Attempts whose replica was lost before a request fails.
+    lost_limit: Constant[int] = 5

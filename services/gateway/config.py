@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.process.configuration import Connected
+from shared.process.configuration import Connected, Constant
 from shared.rules.rules import TenantSource, TierSource, read_tenants
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
@@ -35,10 +35,6 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """A file with the certificate and those that sign it, in PEM; empty: no TLS."""
     tls_key: str = ""
     """The file of the certificate's key, in PEM."""
-    # NATS carries 8 MiB in one message; 64 KiB are for the other fields. The same prompt is never
-    # longer in msgpack than in JSON.
-    body_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
-    """The longest body, counted once for each of its choices."""
     connections_limit: Annotated[int, Meta(ge=1)] = 8192
     """Open connections; fewer where the system lets the process open fewer files. A new one takes
     the place of an idle one of the address that has the most of these.
@@ -47,48 +43,54 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """An idle connection is closed after this long: later than a proxy in front gives it up, which
     is 60 s at nginx and at AWS's load balancers, and 600 s at Google's.
     """
-    head_within_s: float = 15.0
-    """A connection whose head takes longer is closed."""
-    body_within_s: float = 30.0
-    """A body that takes longer is refused."""
-    bodies_limit_bytes: int = 128 * 1024 * 1024
-    """All bodies being read at once, 16 of the longest, shared by the tenants that have any."""
     requests_limit: int = 4096
     """Unfinished requests at once, shared by the tenants that have any; about 50 KiB each with its
     socket.
     """
-    batch_requests_limit: int = 256
-    """Lines of batches under way at the gateway that runs them: they fill a few replicas. Their
-    bodies are bounded as those above.
-    """
-    file_limit_bytes: int = 200 * 1024 * 1024
-    """The longest file; 200 MiB, as OpenAI's for a batch."""
     tenant_files_bytes: int = 512 * 1024 * 1024
     """All files of one tenant, uploads under way at this gateway among them, so that no tenant
     fills the bucket of 2 GiB.
     """
-    tenant_files_limit: int = 5_000
-    """Files of one tenant: each upload reads the entries of all, 0.2 s for so many."""
-    uploads_limit: int = 16
-    """Uploads at once; each keeps 1 MiB at most."""
-    upload_within_s: float = 600.0
-    """A file that takes longer to upload is refused."""
-    stall_s: float = 60.0
-    """A client that reads nothing for this long has hung up."""
-    submit_s: float = 10.0
-    """The longest wait for an admission to store a request: brokers elect a leader within 5 s."""
     tiers: TierSource = "default"
     """The tiers, written here as `[tiers.NAME]`; or a built-in set, or a .toml or .json file."""
     default_tier: str = ""
     """The tier of a request that names none. Empty: that of the set, or the first one written."""
     tenants: TenantSource = ""
     """Tenants, written here as `[tenants.NAME]`, or a .toml file. The gateway reads their keys."""
-    keepalive_s: float = 15.0
-    """A silent stream gets a comment this often, so that proxies keep it open."""
-    fresh_s: float = 2.0
-    """A replica whose digest is older does not count."""
     drain_s: float = 30.0
     """The longest stop. Streams that still run are cut then."""
+
+    # ------------------------------------------------------------ constants
+
+    # The longest body, counted once for each of its choices. NATS carries 8 MiB in one
+    # message; 64 KiB are for the other fields. The same prompt is never longer in msgpack than
+    # in JSON.
+    body_limit_bytes: Constant[int] = 8 * 1024 * 1024 - 64 * 1024
+    # A connection whose head takes longer is closed.
+    head_within_s: Constant[float] = 15.0
+    # A body that takes longer is refused.
+    body_within_s: Constant[float] = 30.0
+    # All bodies being read at once, 16 of the longest, shared by the tenants that have any.
+    bodies_limit_bytes: Constant[int] = 128 * 1024 * 1024
+    # Lines of batches under way at the gateway that runs them: they fill a few replicas. Their
+    # bodies are bounded as those above.
+    batch_requests_limit: Constant[int] = 256
+    # Files of one tenant: each upload reads the entries of all, 0.2 s for so many.
+    tenant_files_limit: Constant[int] = 5_000
+    # Uploads at once; each keeps 1 MiB at most.
+    uploads_limit: Constant[int] = 16
+    # A file that takes longer to upload is refused.
+    upload_within_s: Constant[float] = 600.0
+    # A client that reads nothing for this long has hung up.
+    stall_s: Constant[float] = 60.0
+    # The longest wait for an admission to store a request: brokers elect a leader within 5 s.
+    submit_s: Constant[float] = 10.0
+    # A silent stream gets a comment this often, so that proxies keep it open.
+    keepalive_s: Constant[float] = 15.0
+    # A replica whose digest is older does not count.
+    fresh_s: Constant[float] = 2.0
+    # The longest file; 200 MiB, as OpenAI's for a batch.
+    file_limit_bytes: Constant[int] = 200 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from shared.perf.draft import DraftCost
-from shared.process.configuration import Connected
+from shared.process.configuration import Connected, Constant
 from shared.vocabulary import Count, SlotCount
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -42,10 +42,6 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim: the mean probability that the draft's first token is accepted."""
     kv_blocks: Count = 0
     """0: what the profile states (sim), what fits (torch and vllm on CUDA), or 2048."""
-    draft_kv_blocks: Count = 0
-    """torch, sim: blocks of the draft model's own KV; with fewer, fewer requests draft at one time.
-    0: a quarter more than the model itself has, at least 64 more (torch), or no limit (sim).
-    """
     block_tokens: Count = 0
     """0: 16, or 32 for vllm on a CPU."""
     dtype: str = ""
@@ -60,17 +56,23 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim: the longest prompt with its answer. A model has its own."""
     max_slots: SlotCount = 1024
     """Requests held at once, waiting ones included."""
-    silent_s: Seconds = 30.0
-    """torch, vllm: an engine that gives no answer for this long, and for 20 times what its
-    iteration was predicted to take, is ended with its worker.
-    """
-    announce_s: float = 0.5
-    """The time between two heartbeats."""
-    over_retry_s: float = 1.0
-    """An attempt that is over is reported again after this long, until it is settled."""
     snapshot_acks: int = 1000
     """Acks between two snapshots at most; after each the log is trimmed."""
-    log_queue: int = 64
-    """Acks that wait to be stored. When it is full, the engine waits."""
     drain_s: float = 10.0
-    """The longest stop."""
+    """The longest stop. Streams that still run at a gateway are cut then."""
+
+    # ------------------------------------------------------------ constants
+
+    # The time between two heartbeats.
+    announce_s: Constant[float] = 0.5
+    # An attempt that is over is reported again after this long, until it is settled.
+    over_retry_s: Constant[float] = 1.0
+    # Acks that wait to be stored. When it is full, the engine waits.
+    log_queue: Constant[int] = 64
+    # torch, vllm: an engine that gives no answer for this long, and for 20 times what its
+    # iteration was predicted to take, is ended with its worker.
+    silent_s: Constant[Seconds] = 30.0
+    # torch, sim: blocks of the draft model's own KV; with fewer, fewer requests draft at one
+    # time. 0: a quarter more than the model itself has, at least 64 more (torch), or no limit
+    # (sim).
+    draft_kv_blocks: Constant[Count] = 0

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,11 @@ from shared.misfit import misfit, misfits, there_are
 from shared.written import reading, text_of
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+V = TypeVar("V")
+# A field that no file and no variable sets: what depends on it is proved with this value, or nobody
+# has a reason to change it. Tests pass another as an argument.
+Constant = Annotated[V, Meta(extra={"constant": True})]
 
 SECTIONS = ("admission", "planner", "relegation", "worker", "gateway")
 FLEET_KEYS = (
@@ -36,6 +41,7 @@ FLEET_KEYS = (
     "tenants",
     "metrics_host",
     "metrics_port",
+    "drain_s",
 )
 PREFIX = "SLACKLINE_"
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
@@ -66,6 +72,16 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 WATCHED = Watched.__struct_fields__
 
 
+def settings_in(kind: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
+    """The fields that a file or a variable may set."""
+    return [field for field in msgspec.structs.fields(kind) if not _constant(field.type)]
+
+
+def _constant(kind: Any) -> bool:
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return any(isinstance(m, Meta) and m.extra and m.extra.get("constant") for m in metas)
+
+
 def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) -> T:
     """The configuration of one service.
 
@@ -75,7 +91,7 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
         missing.
     """
     env = os.environ if environ is None else environ
-    types = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    types = {f.name: f.type for f in settings_in(kind)}
     also = WATCHED if section != "gateway" else ()
     values = values_of(env, section, types, {*types, *also})
     missing = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
@@ -140,7 +156,7 @@ def settings_of(
     """Each value that is set for a section, in the order in which it counts (the last one wins),
     with its faults; then the fault of them all together, empty if there is none.
     """
-    types = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    types = {f.name: f.type for f in settings_in(kind)}
     if section != "gateway":
         types |= {f.name: f.type for f in msgspec.structs.fields(Watched)}
     found: list[Setting] = []

@@ -12,7 +12,15 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 
 from shared.errors import ConfigError
-from shared.process.configuration import FLEET_KEYS, Setting, Watched, load, settings_of, values_of
+from shared.process.configuration import (
+    FLEET_KEYS,
+    Setting,
+    Watched,
+    load,
+    settings_in,
+    settings_of,
+    values_of,
+)
 from shared.process.field_docs import field_docs
 from shared.process.reload import LIVE
 from shared.rules.tenants import Tenant
@@ -109,7 +117,7 @@ def _fields(kind: type[Struct]) -> list[Field]:
             fleet=field.name in FLEET_KEYS,
             live=field.name in LIVE,
         )
-        for field in msgspec.structs.fields(kind)
+        for field in settings_in(kind)
     ]
 
 
@@ -126,7 +134,10 @@ def _schema(kind: type[Struct]) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         for name, meaning in field_docs(one).items():
             made[one.__name__]["properties"][name]["description"] = meaning
-    return _finite(made.pop(kind.__name__)), _finite(made)
+    own = made.pop(kind.__name__)
+    names = {field.name for field in settings_in(kind)}
+    own["properties"] = {n: each for n, each in own["properties"].items() if n in names}
+    return _finite(own), _finite(made)
 
 
 def _finite(schema: Any) -> Any:

@@ -176,7 +176,8 @@ class World:
                 rng,
             )
             self.cores[name] = lambda: (
-                [seat.core.check() for seat in planner._planners.values() if seat.core.synced] and None
+                [seat.core.check() for seat in planner._planners.values() if seat.core.synced]
+                and None
             )
             self.planners.append(planner)
             await planner.run(stop)
