@@ -91,14 +91,14 @@ results: $(STAMP) ## the papers' tables and figures by simulation, into docs/res
 	$(PY) -m loadgen.lab.papers $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
-	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/fleet/test_protocol.py $(ARGS)
+	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/fleet/protocol/test_protocol.py $(ARGS)
 
 FUZZ_S := 3600
 fuzz: $(STAMP) ## generated and damaged messages at every decoder, service and endpoint for an hour (FUZZ_S=60); prints the seed of each round
 	@seed=$${SEED:-$$RANDOM}; export SLACKLINE_EXAMPLES=$${SLACKLINE_EXAMPLES:-1000}; \
 	while :; do \
 	  echo "seed $$seed, after $$SECONDS s (again: make fuzz SEED=$$seed)"; \
-	  $(PY) -m pytest -x -p no:cacheprovider --hypothesis-seed=$$seed tests/shared/bus/test_decoders.py tests/services/gateway/test_gateway_fuzzed.py tests/fleet/test_fuzzed.py $(ARGS); \
+	  $(PY) -m pytest -x -p no:cacheprovider --hypothesis-seed=$$seed tests/shared/bus/test_decoders.py tests/services/gateway/test_gateway_fuzzed.py tests/fleet/faults/test_fuzzed.py $(ARGS); \
 	  if [ $$SECONDS -ge $(FUZZ_S) ]; then break; fi; \
 	  seed=$$((seed + 1)); \
 	done
@@ -117,7 +117,7 @@ sbom: $(STAMP) ## every pinned package with its hashes as CycloneDX, into out/sb
 	  "$$tools/bin/cyclonedx-py" requirements - --pyproject pyproject.toml --output-reproducible -o out/sbom.json
 
 screenshots: $(STAMP) ## the pictures of the console in docs/, of a simulated fleet under load (3 minutes; needs Chromium)
-	$(PY) -m tests.fleet.console_screenshots $(ARGS)
+	$(PY) -m tests.fleet.api.console_screenshots $(ARGS)
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.lab.training --out out/models $(ARGS)

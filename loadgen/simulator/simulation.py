@@ -2,7 +2,7 @@
 profile as the GPU.
 
 No message is lost here, and no process dies but workers that are told to
-(tests/fleet/test_protocol.py simulates all else). A run is deterministic: the same arguments give
+(tests/fleet/protocol simulates all else). A run is deterministic: the same arguments give
 the same result to the last digit, wall time apart.
 """
 

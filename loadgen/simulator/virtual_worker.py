@@ -2,7 +2,7 @@
 at a cost that hardly grows with the batch.
 
 It decides nothing. Plans say what runs, the profiles of target and draft say how long it takes, the
-acceptance model says which drafts are kept. tests/fleet/test_drivers_agree.py compares it with the
+acceptance model says which drafts are kept. tests/fleet/protocol/ compares it with the
 real WorkerCore. There are no texts and no token ids: an output is the instants of its tokens, and
 its measure is computed from them at the end.
 """

@@ -58,7 +58,7 @@ RUN: dict[str, tuple[str, ...]] = {
 # Commands whose output has no table; the others are run, or their tables are made, here.
 WITHOUT = {"up", "keys", "streams", "submit", "chat", "key", "completion", "config", "record"}
 MADE_HERE = {"demo", "status", "top", "load", "bench", "advise"}
-ELSEWHERE = {"explain"}  # tests/fleet/test_why_late.py
+ELSEWHERE = {"explain"}  # tests/fleet/api/test_why_late.py
 
 
 class Shown:

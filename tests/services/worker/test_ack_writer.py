@@ -26,7 +26,7 @@ from shared.store.records import Records, Stored
 from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
-from tests.fleet.world import Scene, run
+from tests.fleet.protocol.world import Scene, run
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.virtual_loop import run_virtual

@@ -76,7 +76,7 @@ from shared.vocabulary import (
     Slo,
     Slot,
 )
-from tests.services.worker.sharing_engine import SharingEngine
+from tests.services.worker.engines.sharing_engine import SharingEngine
 from tests.services.worker.wayward import WaywardEngine
 from tests.shared.policy.views import Linear
 

@@ -40,7 +40,7 @@ from shared.telemetry import conventions as names
 from shared.telemetry.exposition import exposition
 from shared.telemetry.instruments import Registry
 from shared.vocabulary import ReplicaId, Slot
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.rings import slow_but
 from tests.simulated.virtual_loop import run_virtual
 

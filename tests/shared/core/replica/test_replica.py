@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.vocabulary import FinishReason, Slo
-from tests.services.worker.sharing_engine import SharingEngine
+from tests.services.worker.engines.sharing_engine import SharingEngine
 from tests.shared.core.replica_bench import Act, Ask, Bench, World
 
 INSTANTS = st.integers(0, 64 * 3).map(lambda n: n / 64)

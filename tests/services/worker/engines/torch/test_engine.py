@@ -32,7 +32,7 @@ from services.worker.engines.torch.sampling import Draw, choose, likelihoods  # 
 from tests.rings import slow_but  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
-from tests.services.worker.one_by_one import one_by_one  # noqa: E402
+from tests.services.worker.engines.torch.one_by_one import one_by_one  # noqa: E402
 from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 # of every family and way to compute

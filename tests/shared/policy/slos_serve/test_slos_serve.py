@@ -30,7 +30,7 @@ from shared.policy.slos_serve.demand import (
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, ServiceClass, Slo
 from tests.rings import slow_but
-from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
+from tests.shared.policy.slos_serve.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views
 
 # ---------------------------------------------------------------- batches (section 3.2.2, Algorithm

@@ -30,7 +30,7 @@ from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_o
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 CLOSE_S = 1e-3
-PAGE = Path(__file__).parents[2] / "docs" / "why-late.md"
+PAGE = Path(__file__).parents[3] / "docs" / "why-late.md"
 FENCE = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 

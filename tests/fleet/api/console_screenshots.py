@@ -1,7 +1,7 @@
 """`make screenshots`: the pictures of the console in docs/, of a fleet of simulated engines under
 load; three minutes.
 
-    python -m tests.fleet.console_screenshots [--out docs]
+    python -m tests.fleet.api.console_screenshots [--out docs]
 """
 
 import argparse

@@ -2,7 +2,7 @@
 by chains and trees, whatever else is in the batch and wherever the KV lies.
 
 Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest
-tests/services/worker/test_torch_speculation.py
+tests/services/worker/engines/torch/test_speculation.py
 """
 
 import os
@@ -33,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 from services.worker.engines.torch import draft_model  # noqa: E402
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
-from tests.services.worker.one_by_one import one_by_one  # noqa: E402
+from tests.services.worker.engines.torch.one_by_one import one_by_one  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.bus.codec import ERROR_HEADER
 from shared.schemas import LogEntry
-from tests.fleet.world import World
+from tests.fleet.protocol.world import World
 from tests.generated import encoded, nudged, tampered, valid
 from tests.simulated.broker import Envelope
 

@@ -16,7 +16,7 @@ from shared.bus.api import KeyValue
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling
 from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.simulated.virtual_loop import run_virtual
 
 

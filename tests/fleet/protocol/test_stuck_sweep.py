@@ -12,7 +12,7 @@ from shared.client.client import Client, Handle, Patience
 from shared.errors import BusTimeout, StoreFull
 from shared.schemas import GenerateRequest, Record, Sampling
 from shared.subjects import ack_log
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.simulated.virtual_loop import run_virtual
 
 REPLICAS = ("r0", "r1", "r2")

@@ -1,7 +1,7 @@
 """Messages that nobody of ours would send, on every subject of a running fleet and in its store: no
 service fails of them, and a request that comes after is answered as if they had never been.
 
-The world is deterministic (tests/fleet/world.py), so a seed replays.
+The world is deterministic (tests/fleet/protocol/world.py), so a seed replays.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from shared import schemas, subjects
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling, Verdict
 from shared.vocabulary import ReplicaId, RequestKey
-from tests.fleet.liars import Liars
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.faults.liars import Liars
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.generated import encoded, few, near, seeds, tampered, valid
 from tests.simulated.virtual_loop import run_virtual
 

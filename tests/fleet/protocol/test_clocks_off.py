@@ -9,7 +9,7 @@ import pytest
 from services.gateway.clocks import Clocks
 from shared.process.fleet_time import SYNC_S, UNREADY_S, FleetTime
 from shared.schemas import TimeTold
-from tests.fleet.world import CALM, Scene, World, run
+from tests.fleet.protocol.world import CALM, Scene, World, run
 from tests.rings import slow_but
 from tests.simulated.bus import SimNet
 from tests.simulated.process import SimProcess

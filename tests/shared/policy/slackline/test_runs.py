@@ -90,7 +90,7 @@ def loads_judged_by(*definitions: Definition) -> st.SearchStrategy[Load]:
 
 loads = loads_judged_by(Definition.DEADLINE, Definition.MAX_TPOT_10, Definition.MEAN_TPOT)
 loads_of_any = loads_judged_by(*Definition)
-# `RUNS=100 pytest tests/shared/policy/test_slackline_runs.py` tries so many loads.
+# `RUNS=100 pytest tests/shared/policy/slackline/test_runs.py` tries so many loads.
 searched = settings(
     deadline=None,
     derandomize=True,

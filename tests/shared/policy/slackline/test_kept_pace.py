@@ -16,7 +16,7 @@ from shared.policy.slackline.kept_pace import FADES_REQUESTS, FADES_S, KINDS, US
 from shared.vocabulary import Definition, RequestKey, Slo
 from tests.rings import slow_but
 from tests.shared.policy.paced_load import serve
-from tests.shared.policy.slos_serving import offer
+from tests.shared.policy.slos_serve.slos_serving import offer
 
 PASS_S = 0.004  # the fixed part of a batch
 TIGHT_S, LOOSE_S = 0.005, 0.05

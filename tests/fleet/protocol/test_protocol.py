@@ -1,6 +1,6 @@
 """The protocol in simulation: thousands of seeded schedules of lost, doubled, reordered and delayed
 messages, of processes killed, paused and resumed, and of broker restarts. After each the books must
-balance (tests/fleet/world.py has the checks).
+balance (tests/fleet/protocol/world.py has the checks).
 
 SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand, make test the first 150); a failing
 seed is printed, and `run(seed, scene)` replays it, to the last message.
@@ -16,7 +16,7 @@ import structlog
 from services.admission.sweep import Sweep
 from services.worker.ack_writer import AckWriter
 from services.worker.core.worker import WorkerCore
-from tests.fleet.world import CALM, Scene, run
+from tests.fleet.protocol.world import CALM, Scene, run
 from tests.rings import slow_but
 
 SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "400"))

@@ -15,8 +15,8 @@ from shared.policy.slackline.forecast import favoured, give_way, look_again
 from shared.policy.slackline.given_up import FADES_S, GivenUp
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.vocabulary import Slo
-from tests.shared.policy.slos_serving import offer
-from tests.shared.policy.test_slackline import NO_PASSES, jobs, work
+from tests.shared.policy.slackline.test_slackline import NO_PASSES, jobs, work
+from tests.shared.policy.slos_serve.slos_serving import offer
 from tests.shared.policy.views import NOW, Row, decode, interactive, view
 
 

@@ -1,6 +1,6 @@
 """Strangers on the bus: no service dies of what they publish, and every request still ends.
 
-The world is deterministic (tests/fleet/world.py).
+The world is deterministic (tests/fleet/protocol/world.py).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from shared import subjects
 from shared.columns import pack
 from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume, Resync
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.simulated.virtual_loop import run_virtual
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,6 +1,6 @@
 """A search for loads on which slackline is three points behind any of the ten other policies.
 
-`SEARCH=500 pytest tests/shared/policy/test_slackline_search.py` tries so many loads of each
+`SEARCH=500 pytest tests/shared/policy/slackline/test_search.py` tries so many loads of each
 workload. A rival is stopped once it has lost too many requests to be three points ahead, so ten
 cost little more than one. Loads that a search once found are kept below.
 """

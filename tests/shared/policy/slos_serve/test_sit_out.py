@@ -16,7 +16,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.policy.seam import View
 from shared.rules.tiers import load_tiers
 from shared.vocabulary import Definition, Missed, Slo
-from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
+from tests.shared.policy.slos_serve.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import Linear, Row, entries, shape_of, view
 
 # Together 15 ms in a batch, and 50 ms apart.

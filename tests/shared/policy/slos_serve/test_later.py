@@ -15,7 +15,7 @@ from shared.perf.shape import BatchShape
 from shared.policy.slos_serve.later import LATER_S, decode_tokens
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Slo
-from tests.shared.policy.slos_serving import accepted, decoding, offer, policy
+from tests.shared.policy.slos_serve.slos_serving import accepted, decoding, offer, policy
 from tests.shared.policy.views import Linear, Row, view
 
 HALF_AN_HOUR = [Row(slot=n, target=320, ttlt_s=1800.0) for n in range(10)]

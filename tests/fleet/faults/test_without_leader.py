@@ -13,7 +13,7 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Received, Sampling
-from tests.fleet.world import CALM, Scene, World
+from tests.fleet.protocol.world import CALM, Scene, World
 from tests.simulated.virtual_loop import run_virtual
 
 LEADERLESS = replace(CALM, store_lost=1.0)

@@ -36,7 +36,7 @@ from shared.policy.slos_serve.draft_length import (
     verifying,
 )
 from shared.policy.slos_serve.policy import SlosServe
-from tests.shared.policy.slos_serving import decoding, policy, waiting
+from tests.shared.policy.slos_serve.slos_serving import decoding, policy, waiting
 from tests.shared.policy.views import Linear, Row, entries, view
 
 DRAFT = Draft(Linear(), 0.05, 0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 STORY = """
 import logging, re
 import structlog
-from tests.fleet.world import CALM, Scene, run
+from tests.fleet.protocol.world import CALM, Scene, run
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 scene = Scene(replicas=3, faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, deletions=6)
 # the name of a client's inbox is drawn anew each time
@@ -21,7 +21,7 @@ def test_a_seed_plays_the_same_schedule_in_every_process() -> None:
     stories = [
         subprocess.run(
             [sys.executable, "-c", STORY],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
