@@ -7,16 +7,16 @@ Cancels and withdrawals take effect between iterations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from services.worker.core.ack_builder import AckBuilder
+from services.worker.core.engine_time import WorkerCounters, spent_in
 from services.worker.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
 from services.worker.core.plan_queue import PlanQueue
 from services.worker.core.snapshot_pages import pages
 from shared.columns import unpack_list
 from shared.core.record.record import ENGINE_DIED, FINAL
 from shared.core.record.record import held as held_by_record
-from shared.core.record.time_accounting import Chunk, Ledger, Spent
+from shared.core.record.time_accounting import Chunk, Ledger
 from shared.core.worker.draft_yields import DraftYields
 from shared.core.worker.held_request import HeldRequest
 from shared.core.worker.step import Finished, Load, Outgoing, Step, Timing, TurnDone, Work
@@ -42,16 +42,6 @@ from shared.schemas import (
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 NO_BODY = Body(prompt=b"", sampling=Sampling())
-
-
-@dataclass(slots=True)
-class WorkerCounters:
-    """Times of the engine, as the heartbeat tells them."""
-
-    exec_s: float = 0.0
-    idle_s: float = 0.0
-    late_s: float = 0.0
-    predicted_s: float = 0.0
 
 
 class WorkerCore:
@@ -358,7 +348,7 @@ class WorkerCore:
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += step.plan.predicted_s if step.work else 0.0
-        spent = _spent(step.plan, ended_unix_s, exec_s, drafted_s)
+        spent = spent_in(step.plan, ended_unix_s, exec_s, drafted_s)
         timing = Timing(
             started_unix_s,
             ended_unix_s,
@@ -491,11 +481,3 @@ class WorkerCore:
         over = request.over(why, self.replica, self.incarnation, diary)
         self._unsettled[over.key, over.attempt] = over
         return over
-
-
-def _spent(plan: BatchPlan, ended_unix_s: float, exec_s: float, drafted_s: float) -> Spent:
-    """The iteration's seconds, split in the shares that the planner predicted, but for drafting
-    where the engine has measured it (`drafted_s`; 0: it has not).
-    """
-    scale = exec_s / plan.predicted_s if plan.predicted_s > 0.0 else 0.0
-    return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, drafted_s or plan.drafts_s * scale)

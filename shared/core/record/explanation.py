@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shared.core.record.blame import first_missed
-from shared.core.record.record import State, state_of
+from shared.core.record.states import State, state_of
 from shared.core.record.verdict import GOOD_ENDS
 from shared.measure import Measure
 from shared.request_timeline import CAUSES, Account, Cause, Diary, Happened, Neighbour, merged

@@ -2,16 +2,15 @@
 
 Each event is a pure function: the record as it is stored goes in, the record to store comes out.
 None means that the event does not apply any more: the request ended, moved on, was cancelled or
-has another owner. `LIFE` says which event applies in which state; the function adds what the table
-cannot say (who owns the record, which attempt, which place). The table is also in
-docs/architecture.md, and tests/shared/core/record/test_record.py walks it.
+has another owner. states.py says which event applies in which state; the function adds what the
+table cannot say (who owns the record, which attempt, which place).
 """
 
-from collections.abc import Mapping, Sequence
-from enum import Enum, StrEnum
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from shared.core.record.states import Event, applies
 from shared.core.record.verdict import ended
 from shared.request_timeline import TOO_LATE, WHY_MOST, Happened, Happening, Neighbour
 from shared.schemas import AttemptOver, Record, Resume
@@ -25,109 +24,6 @@ ENGINES_MOST = 2  # engines that die so with a request, before it fails
 BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
 
 OVER_CONTEXT = "This model's maximum context length is"
-
-
-class State(StrEnum):
-    """The state of a request, derived from its record: what is stored, the place, the tombstone."""
-
-    WAITING = "waiting"  # its owner, an admission, looks for a place
-    PLACED = "placed"  # its record names a replica, which is offered it, holds it or declined it
-    RELEGATED = "relegated"  # in the best-effort pool
-    CANCELLED_WAITING = "cancelled, waiting"
-    CANCELLED_PLACED = "cancelled, placed"
-    CANCELLED_RELEGATED = "cancelled, relegated"
-    ENDED = "ended"  # it has a verdict
-
-
-class Event(Enum):
-    """The events of a record. The function of the same name makes the change."""
-
-    PLACED = "placed"
-    DRAWN = "drawn"
-    HELD = "held"
-    DECLINED = "declined"
-    RELEGATED = "relegated"
-    SETTLED = "settled"
-    MOVED = "moved"
-    LOST = "lost"
-    CANCELLED = "cancelled"
-    CLOSED = "closed"
-    REFUSED = "refused"
-    EXPIRED = "expired"
-    FITTED = "fitted"
-
-
-# Event -> state before -> possible states after. Where a state is left out, nothing changes.
-LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
-    Event.PLACED: {
-        State.WAITING: [State.PLACED],
-        State.PLACED: [State.PLACED],
-    },
-    Event.DRAWN: {
-        State.RELEGATED: [State.PLACED],
-    },
-    Event.HELD: {
-        State.PLACED: [State.PLACED],
-    },
-    Event.DECLINED: {
-        State.PLACED: [State.RELEGATED],
-        State.CANCELLED_PLACED: [State.CANCELLED_RELEGATED],
-    },
-    Event.RELEGATED: {
-        State.WAITING: [State.RELEGATED],
-        State.PLACED: [State.RELEGATED],
-    },
-    Event.SETTLED: {
-        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
-        State.CANCELLED_PLACED: [State.ENDED],
-    },
-    Event.MOVED: {
-        State.WAITING: [State.WAITING, State.RELEGATED],
-        State.PLACED: [State.WAITING, State.RELEGATED],
-        State.CANCELLED_WAITING: [State.ENDED],
-        State.CANCELLED_PLACED: [State.ENDED],
-    },
-    Event.LOST: {
-        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
-        State.CANCELLED_PLACED: [State.ENDED],
-    },
-    Event.CANCELLED: {
-        State.WAITING: [State.CANCELLED_WAITING],
-        State.PLACED: [State.CANCELLED_PLACED],
-        State.RELEGATED: [State.CANCELLED_RELEGATED],
-    },
-    Event.CLOSED: {
-        State.CANCELLED_WAITING: [State.ENDED],
-        State.CANCELLED_RELEGATED: [State.ENDED],
-    },
-    Event.REFUSED: {
-        State.WAITING: [State.ENDED],
-        State.PLACED: [State.ENDED],
-        State.CANCELLED_WAITING: [State.ENDED],
-        State.CANCELLED_PLACED: [State.ENDED],
-    },
-    Event.EXPIRED: {
-        State.RELEGATED: [State.ENDED],
-        State.CANCELLED_RELEGATED: [State.ENDED],
-    },
-    Event.FITTED: {
-        State.RELEGATED: [State.RELEGATED, State.ENDED],
-    },
-}
-
-
-def state_of(record: Record) -> State:
-    if record.verdict is not None or record.state == RecordState.ENDED:
-        return State.ENDED
-    if record.state == RecordState.RELEGATED:
-        return State.CANCELLED_RELEGATED if record.cancelled else State.RELEGATED
-    if record.replica is None:
-        return State.CANCELLED_WAITING if record.cancelled else State.WAITING
-    return State.CANCELLED_PLACED if record.cancelled else State.PLACED
-
-
-def _applies(event: Event, record: Record) -> bool:
-    return state_of(record) in LIFE[event]
 
 
 # ------------------------------------------------------------ towards a replica
@@ -149,7 +45,7 @@ def placed(
     named until the next place is; `declined` says why it did. Without `now_unix_s` no diary is kept
     (here and in the other events): the simulator has none.
     """
-    if not _applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
+    if not applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
     return _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
@@ -168,7 +64,7 @@ def drawn(
 
     The pool belongs to the relegation instance that has the lease, so the owner is not checked.
     """
-    if not _applies(Event.DRAWN, record):
+    if not applies(Event.DRAWN, record):
         return None
     if now_unix_s is not None:
         steps = [Happening(at_unix_s=now_unix_s, what=Happened.DRAWN, replica=replica)]
@@ -183,7 +79,7 @@ def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) 
     would be one more write per request, and the worker can always be asked (`Holdings`).
     """
     place = (record.attempt, record.replica, record.incarnation)
-    if not _applies(Event.HELD, record) or place != (attempt, replica, incarnation):
+    if not applies(Event.HELD, record) or place != (attempt, replica, incarnation):
         return None
     return record
 
@@ -201,7 +97,7 @@ def declined(
     After a decline an admission names the next place at once (`placed`), or gives up (`relegated`,
     `refused`).
     """
-    if not _applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
+    if not applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, why))
     return _in_pool(record, now_unix_s, "declined")
@@ -219,7 +115,7 @@ def relegated(
     """Its owner, an admission, found no replica that holds its SLO: into the pool. `neighbours`:
     those whose prefills the replicas were to compute first.
     """
-    if not _applies(Event.RELEGATED, record) or record.owner != owner:
+    if not applies(Event.RELEGATED, record) or record.owner != owner:
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
     return _in_pool(record, now_unix_s, why, neighbours)
@@ -233,7 +129,7 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
     with an admission (`owner`) or in the pool.
     """
     place = (record.attempt, record.replica, record.incarnation)
-    if not _applies(Event.SETTLED, record) or place != (
+    if not applies(Event.SETTLED, record) or place != (
         over.attempt,
         over.replica,
         over.incarnation,
@@ -273,7 +169,7 @@ def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record
     """The sweep of admission `owner` takes a request over whose owner is gone, or whose attempt its
     worker never took in. `seen`: the record that the sweep judged.
     """
-    if not _applies(Event.MOVED, record) or not _same_place(record, seen):
+    if not applies(Event.MOVED, record) or not _same_place(record, seen):
         return None
     if record.cancelled:
         return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
@@ -299,7 +195,7 @@ def lost(
     `relegated` at some time. At the `limit`th loss the request fails: a request that breaks engines
     must not go round for ever.
     """
-    if not _applies(Event.LOST, record) or not _same_place(record, seen):
+    if not applies(Event.LOST, record) or not _same_place(record, seen):
         return None
     why = _end_of(record, resume, why)
     if why in FINAL:
@@ -325,12 +221,12 @@ def lost(
 
 def cancelled(record: Record) -> Record | None:
     """The tombstone of a cancel. A replica that holds the request reads the cancel itself."""
-    return replace(record, cancelled=True) if _applies(Event.CANCELLED, record) else None
+    return replace(record, cancelled=True) if applies(Event.CANCELLED, record) else None
 
 
 def closed(record: Record, now_unix_s: float) -> Record | None:
     """A cancelled request that no replica can hold ends."""
-    if not _applies(Event.CLOSED, record):
+    if not applies(Event.CLOSED, record):
         return None
     return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
 
@@ -345,7 +241,7 @@ def refused(
     declined: str = "",
 ) -> Record | None:
     """Its owner, an admission, found no replica, and the client does not want best-effort."""
-    if not _applies(Event.REFUSED, record) or record.owner != owner:
+    if not applies(Event.REFUSED, record) or record.owner != owner:
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
     return ended(
@@ -360,7 +256,7 @@ def refused(
 
 def expired(record: Record, now_unix_s: float) -> Record | None:
     """It stayed in the pool for as long as the client allows a request to stay unfinished."""
-    if not _applies(Event.EXPIRED, record):
+    if not applies(Event.EXPIRED, record):
         return None
     return ended(record, FinishReason.EXPIRED, record.resume, now_unix_s)
 
@@ -370,7 +266,7 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
     now: an answer that would be too long is cut short; a prompt that fits nowhere ends it.
     """
     room = context_tokens - record.prompt_tokens
-    if not _applies(Event.FITTED, record) or record.max_tokens <= room:
+    if not applies(Event.FITTED, record) or record.max_tokens <= room:
         return None
     if room < 1:
         message = does_not_fit(record.prompt_tokens, context_tokens)

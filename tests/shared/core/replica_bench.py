@@ -22,7 +22,8 @@ from services.worker.engines.sim.engine import SimEngine, readable_token
 from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
 from shared.core.record import record as life
-from shared.core.record.record import FINAL, State, state_of
+from shared.core.record.record import FINAL
+from shared.core.record.states import State, state_of
 from shared.core.record.verdict import ended
 from shared.core.replica.events import (
     Acked,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shared.columns import pack
 from shared.core.record import record as life
-from shared.core.record.record import LIFE, Event, State, state_of
+from shared.core.record.states import LIFE, Event, State, state_of
 from shared.core.record.verdict import ended
 from shared.measure import Measure
 from shared.schemas import AttemptOver, Record, Resume
