@@ -1,4 +1,4 @@
-"""The diary of a request: where its time went, what happened to it, and its first late token.
+"""The timeline of a request: where its time went, what happened to it, and its first late token.
 
 It travels with the request, across attempts. Whoever has the request adds to it: admission and
 relegation by the events of its record, the worker by its iterations (time_accounting.py).
@@ -14,7 +14,7 @@ from shared.vocabulary import Count
 
 NEIGHBOURS = 4  # named in an account; the rest is summed up
 MOST = 2**31 - 1  # that a count may be
-HAPPENINGS = 32  # kept in a diary; beyond that, the middle gives way
+HAPPENINGS = 32  # kept in a timeline; beyond that, the middle gives way
 
 
 class Cause(StrEnum):
@@ -114,7 +114,7 @@ def _columns(neighbour: Neighbour) -> tuple[str, str, int, float]:
 
 
 class Happened(StrEnum):
-    """The steps in a request's life that a diary notes."""
+    """The steps in a request's life that a timeline notes."""
 
     DECLINED = "declined"  # by a replica that was offered it
     HELD = "held"  # a replica has it
@@ -151,14 +151,14 @@ class Late(Struct, frozen=True, kw_only=True, omit_defaults=True):
     account: Account
 
 
-class Diary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestTimeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
     account: Account = Account()
     happenings: tuple[Happening, ...] = ()
     left_out: Count = 0  # happenings that gave way
     late: Late | None = None  # None: every token so far was on time
 
-    def waited(self, arrived_unix_s: float, until_unix_s: float) -> "Diary":
-        """The diary of a request that waited until then. What happened last says what for."""
+    def waited(self, arrived_unix_s: float, until_unix_s: float) -> "RequestTimeline":
+        """The timeline of a request that waited until then. What happened last says what for."""
         account = self.account.spent(self.waits_for, arrived_unix_s, until_unix_s)
         return replace(self, account=account)
 
@@ -171,13 +171,13 @@ class Diary(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return cause
         return Cause.PLACING
 
-    def left(self, replica: str, why: str, at_unix_s: float) -> "Diary":
-        """The diary of a request that leaves a replica, to go on elsewhere."""
+    def left(self, replica: str, why: str, at_unix_s: float) -> "RequestTimeline":
+        """The timeline of a request that leaves a replica, to go on elsewhere."""
         step = Happening(at_unix_s=at_unix_s, what=Happened.LEFT, replica=replica, why=why)
         return self.noted(step)
 
-    def noted(self, *happenings: Happening) -> "Diary":
-        """The diary with these steps at its end."""
+    def noted(self, *happenings: Happening) -> "RequestTimeline":
+        """The timeline with these steps at its end."""
         kept, left_out = bounded((*self.happenings, *happenings))
         return replace(self, happenings=kept, left_out=min(self.left_out + left_out, MOST))
 

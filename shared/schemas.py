@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
-from shared.request_timeline import Cause, Diary, Happening, Neighbour
+from shared.request_timeline import Cause, Happening, Neighbour, RequestTimeline
 from shared.structured import Structured
 from shared.vocabulary import (
     Count,
@@ -362,7 +362,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     measure: Measure = Measure()
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache when it was first computed
-    diary: Diary = Diary()
+    diary: RequestTimeline = RequestTimeline()
 
     @property
     def begun(self) -> bool:
@@ -784,7 +784,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     relegated: bool = False  # the request was best-effort at some time
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
     cached_tokens: Count | None = None  # as in Resume; None: nothing of its prompt was computed
-    diary: Diary = Diary()
+    diary: RequestTimeline = RequestTimeline()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):

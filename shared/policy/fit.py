@@ -13,8 +13,8 @@ def accept_what_fits(view: View, offers: Sequence[Offer]) -> Sequence[Admission]
     """Accept each offer whose prompt and longest output fit the context, and the KV of an empty
     replica.
 
-    A request larger than the KV would be preempted for its own sake for ever. The books take care
-    of slots.
+    A request larger than the KV would be preempted for its own sake for ever. The request table
+    takes care of slots.
     """
     return [_answer(view, offer.prompt_tokens + offer.max_tokens) for offer in offers]
 

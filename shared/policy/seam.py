@@ -1,8 +1,8 @@
-"""The seam between the books of a replica (shared/core/replica/replica.py) and a policy.
+"""The seam between the request table of a replica (shared/core/replica/replica.py) and a policy.
 
 The core shows a policy the *predicted view*: the replica as it will be when the plans already in
 flight are done. The policy answers with choices. It holds learned statistics only. Its decisions
-about a request (class, phase) are written in the books and come back in the next view, so any
+about a request (class, phase) are written in the table and come back in the next view, so any
 planner can go on from any point. docs/write-a-policy.md has a worked example; which replica a
 request is offered to is decided elsewhere (shared/routing).
 """
@@ -47,8 +47,9 @@ _DECODE = int(Phase.DECODE)  # numpy compares enums slowly
 class Rows:
     """The columns of a replica's requests: arrays in parallel, one row per request.
 
-    Each column is declared here and nowhere else. Its annotation is its dtype; the books allocate,
-    clear and move it, and a view shows it (shared/core/replica/request_table.py).
+    Each column is declared here and nowhere else. Its annotation is its dtype; the
+    request table (shared/core/replica/request_table.py) allocates, clears and moves it, and a view
+    shows it.
     """
 
     slot: Indices

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
 from shared.core.record.record import FINAL
-from shared.core.record.time_accounting import Chunk, Ledger, Spent
+from shared.core.record.time_accounting import Chunk, Spent, TimeAccounting
 from shared.errors import UNDECODABLE, PeerError
 from shared.measure import Measure
-from shared.request_timeline import Diary, Happened
+from shared.request_timeline import Happened, RequestTimeline
 from shared.schemas import (
     AttemptOver,
     Fenced,
@@ -78,7 +78,7 @@ class Story:
     ended: str = ""
     over: AttemptOver | None = None
     # of this attempt, or with those before where `measure` is from a snapshot
-    diary: Diary = field(default_factory=Diary)
+    timeline: RequestTimeline = field(default_factory=RequestTimeline)
     relegated: bool = False  # best-effort at some time
     best_effort: bool = False  # at the end of the story
     logprobs: list[TokenLogprob] = field(default_factory=list)  # parallel to `tokens`, or empty
@@ -97,12 +97,14 @@ class Story:
                 if before.tokens
                 else Measure.begin(record.slo, record.arrived_unix_s)
             )
-        diary = self._whole(record)
+        timeline = self._whole(record)
         for n, at_unix_s, thinking_tokens in self.emissions:
             after = measure.emit(n, at_unix_s, record.slo, thinking_tokens)
-            if diary.late is not None and after.late_tokens and not measure.late_tokens:
+            if timeline.late is not None and after.late_tokens and not measure.late_tokens:
                 token, due_unix_s = measure.first_late(n, at_unix_s, record.slo, thinking_tokens)
-                diary = replace(diary, late=replace(diary.late, token=token, due_unix_s=due_unix_s))
+                timeline = replace(
+                    timeline, late=replace(timeline.late, token=token, due_unix_s=due_unix_s)
+                )
             measure = after
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
@@ -120,21 +122,21 @@ class Story:
             measure=measure,
             logprobs=logprobs,
             cached_tokens=cached_tokens,
-            diary=diary,
+            diary=timeline,
         )
 
-    def _whole(self, record: Record) -> Diary:
-        """The diary, with that of the attempts before."""
+    def _whole(self, record: Record) -> RequestTimeline:
+        """The timeline, with that of the attempts before."""
         if self.measure is not None:
-            return self.diary
-        happenings, late = self.diary.happenings, self.diary.late
+            return self.timeline
+        happenings, late = self.timeline.happenings, self.timeline.late
         held_unix_s = happenings[0].at_unix_s if happenings else 0.0
         before = record.resume.diary.waited(record.arrived_unix_s, held_unix_s)
         if late is not None:
             late = replace(late, account=before.account.plus(late.account))
         return replace(
             before.noted(*happenings),
-            account=before.account.plus(self.diary.account),
+            account=before.account.plus(self.timeline.account),
             late=before.late or late,
         )
 
@@ -149,14 +151,14 @@ class _Folding:
         self._replica = replica
         self._stories: Stories = {}
         self._at_slot: dict[int, Story] = {}
-        self._ledger = Ledger(replica)
+        self._accounting = TimeAccounting(replica)
 
     def add(self, entry: LogEntry) -> None:
         match entry:
             case Registered():
                 self._close()
                 self._at_slot.clear()
-                self._ledger = Ledger(self._replica)
+                self._accounting = TimeAccounting(self._replica)
             case Fenced():
                 pass
             case Snapshot():
@@ -176,7 +178,7 @@ class _Folding:
                     )
                     story.logprobs = list(kept.logprobs)
                     story.cached_tokens = kept.cached_tokens
-                    self._ledger.found(held, kept.diary)
+                    self._accounting.found(held, kept.diary)
                     self._at_slot[held.slot] = story
                     self._stories[held.key, held.attempt, entry.incarnation] = story
                 for over in entry.overs:
@@ -198,7 +200,7 @@ class _Folding:
                     self._stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
-                    _feed(entry, self._stories, self._at_slot, self._ledger)
+                    _feed(entry, self._stories, self._at_slot, self._accounting)
                 except ValueError as error:  # columns that do not fit: no worker of ours wrote that
                     log.warning("entry.unreadable", ack_seq=entry.ack_seq, error=str(error))
 
@@ -207,9 +209,9 @@ class _Folding:
         return self._stories
 
     def _close(self) -> None:
-        """The diaries of the attempts that the log does not end."""
+        """The timelines of the attempts that the log does not end."""
         for slot, story in self._at_slot.items():
-            story.diary = self._ledger.diary(slot)
+            story.timeline = self._accounting.timeline(slot)
 
 
 def fold(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
@@ -230,7 +232,9 @@ async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stor
     return folding.end()
 
 
-def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Ledger) -> None:
+def _feed(
+    ack: PlanAck, stories: Stories, at_slot: dict[int, Story], accounting: TimeAccounting
+) -> None:
     tokens, emitted = unpack_list(ack.tokens), unpack_list(ack.emitted)
     if min(emitted, default=0) < 0 or sum(emitted) != len(tokens):
         raise ValueError("there must be as many tokens as were emitted")
@@ -241,7 +245,7 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
     for held in ack.held:
         story = Story(ack.incarnation, held.offset, held.text_offset)
         stories[held.key, held.attempt, ack.incarnation] = at_slot[held.slot] = story
-        ledger.held(held, Diary())
+        accounting.held(held, RequestTimeline())
     for slot in unpack_list(ack.relegated):
         if slot in at_slot:
             at_slot[slot].relegated = at_slot[slot].best_effort = True
@@ -273,25 +277,25 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
         if n and slot in at_slot and at_slot[slot].cached_tokens is None:
             at_slot[slot].cached_tokens = found
     if ack.plan_seq:
-        _account(ack, firsts, ledger)
+        _account(ack, firsts, accounting)
     for slot, why in ack.ended:
         if slot in at_slot:
             story = at_slot.pop(slot)
-            story.ended, story.diary = why, ledger.leave(slot)
+            story.ended, story.timeline = why, accounting.leave(slot)
             if why not in FINAL:
-                until_unix_s = story.diary.account.until_unix_s
-                story.diary = story.diary.left(ledger.replica, why, until_unix_s)
+                until_unix_s = story.timeline.account.until_unix_s
+                story.timeline = story.timeline.left(accounting.replica, why, until_unix_s)
 
 
-def _account(ack: PlanAck, firsts: Sequence[int], ledger: Ledger) -> None:
-    """Feed the ledger as the worker fed its own. `firsts`: slots that made their first token."""
+def _account(ack: PlanAck, firsts: Sequence[int], accounting: TimeAccounting) -> None:
+    """Feed the accounting as the worker fed its own. `firsts`: slots with their first token."""
     orders = (
         (Happened.PREEMPTED, ack.preempted),
         (Happened.RELEGATED, ack.relegated),
         (Happened.PROMOTED, ack.promoted),
     )
     for what, named in orders:
-        ledger.note(what, unpack_list(named), ack.started_unix_s)
+        accounting.note(what, unpack_list(named), ack.started_unix_s)
     slots = unpack_list(ack.slots)
     nothing = [0] * len(slots)
     columns = zip(
@@ -307,10 +311,10 @@ def _account(ack: PlanAck, firsts: Sequence[int], ledger: Ledger) -> None:
         for slot, computed, emitted, drafted, cached in columns
         if computed > 1 and not drafted
     ]
-    ledger.ran(slots, chunks, Spent(ack.ended_unix_s, ack.exec_s, ack.decodes_s, ack.drafts_s))
-    ledger.note(Happened.FIRST_TOKEN, firsts, ack.ended_unix_s)
+    accounting.ran(slots, chunks, Spent(ack.ended_unix_s, ack.exec_s, ack.decodes_s, ack.drafts_s))
+    accounting.note(Happened.FIRST_TOKEN, firsts, ack.ended_unix_s)
     for slot in unpack_list(ack.late):
-        ledger.late(slot, 0, 0.0)
+        accounting.late(slot, 0, 0.0)
 
 
 async def read(bus: Bus, replica: ReplicaId) -> Stories:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shared.bus.api import KeyValue
 from shared.core.record.record import without_output
 from shared.errors import BusError, BusTimeout, StoreDamaged, WrongSequence
-from shared.request_timeline import Diary
+from shared.request_timeline import RequestTimeline
 from shared.schemas import Record, Resume
 from shared.store.readable import read, readable
 from shared.store.seal import opened, sealed
@@ -57,7 +57,7 @@ class Outputs:
         earlier try has stored; it is used, or deleted. Raises BusError.
         """
         now_s = asyncio.get_running_loop().time
-        resume = replace(ended.resume, diary=Diary())  # the record keeps that
+        resume = replace(ended.resume, diary=RequestTimeline())  # the record keeps that
         if before is not None:
             if before.resume == resume and now_s() - before.stored_at_s < FRESH_S:
                 return before

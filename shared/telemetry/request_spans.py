@@ -18,8 +18,8 @@ def record_request(tracing: Tracing, record: Record) -> None:
         return
     assert record.verdict is not None
     arrived, ended = record.arrived_unix_s, record.verdict.ended_unix_s
-    diary = record.resume.diary
-    for phase in phases(diary, arrived, ended):
+    timeline = record.resume.diary
+    for phase in phases(timeline, arrived, ended):
         attributes: dict[str, AttributeValue] = {names.ATTEMPT: phase.attempt}
         if phase.replica:
             attributes[names.REPLICA] = phase.replica
@@ -35,7 +35,7 @@ def record_request(tracing: Tracing, record: Record) -> None:
         ended,
         _attributes(record),
         own=record.traceparent,
-        events=[_event(step) for step in diary.happenings],
+        events=[_event(step) for step in timeline.happenings],
     )
 
 

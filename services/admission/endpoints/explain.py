@@ -55,7 +55,7 @@ class Explanations:
         if stored is None:
             return Refused(code="not_found", message=UNKNOWN, param="request_id")
         record = stored.record
-        # an ended record has its diary, and its output apart
+        # an ended record has its timeline, and its output apart
         ended = record.verdict is not None
         resume = record.resume if ended else await self._replays.so_far(record)
         now, trace = self._clock.unix_s(), trace_id(record.traceparent)

@@ -5,12 +5,12 @@ thousandfold.
 from collections.abc import Sequence
 from typing import TypeVar
 
-from shared.request_timeline import Diary
+from shared.request_timeline import RequestTimeline
 from shared.schemas import AttemptOver, Snapshot, SnapshotEntry, TokenLogprob
 
 Item = TypeVar("Item")
 # two accounts, each of ten causes and five neighbours; a step with its reason
-DIARY_TOKENS, HAPPENING_TOKENS = 300, 80
+TIMELINE_TOKENS, HAPPENING_TOKENS = 300, 80
 SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 
 
@@ -28,9 +28,9 @@ def pages(
     return snapshots or [Snapshot(incarnation=incarnation, entries=[], overs=[])]
 
 
-def _size(tokens: bytes, logprobs: Sequence[TokenLogprob], diary: Diary) -> int:
+def _size(tokens: bytes, logprobs: Sequence[TokenLogprob], timeline: RequestTimeline) -> int:
     """The size in tokens of four bytes."""
-    noted = DIARY_TOKENS + HAPPENING_TOKENS * len(diary.happenings)
+    noted = TIMELINE_TOKENS + HAPPENING_TOKENS * len(timeline.happenings)
     return noted + len(tokens) // 4 + sum(8 * (1 + len(known.top)) for known in logprobs)
 
 

@@ -16,7 +16,7 @@ from services.worker.core.snapshot_pages import pages
 from shared.columns import unpack_list
 from shared.core.record.record import ENGINE_DIED, FINAL
 from shared.core.record.record import held as held_by_record
-from shared.core.record.time_accounting import Chunk, Ledger
+from shared.core.record.time_accounting import Chunk, TimeAccounting
 from shared.core.worker.draft_yields import DraftYields
 from shared.core.worker.held_request import HeldRequest
 from shared.core.worker.step import Finished, Load, Outgoing, Step, Timing, TurnDone, Work
@@ -69,7 +69,7 @@ class WorkerCore:
         self._end_of_thinking = end_of_thinking
         self._plans = PlanQueue(incarnation, max_slots)
         self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
-        self._ledger = Ledger(replica)
+        self._accounting = TimeAccounting(replica)
         self._draft_yields = DraftYields()
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
@@ -139,7 +139,7 @@ class WorkerCore:
         so that no ack is half reported.
         """
         entries = [
-            request.snapshot_entry(self._ledger.diary(request.slot))
+            request.snapshot_entry(self._accounting.timeline(request.slot))
             for request in self._holdings.reported()
         ]
         return pages(self.incarnation, entries, self.unsettled)
@@ -178,7 +178,7 @@ class WorkerCore:
             end_of_thinking=self._end_of_thinking,
         )
         held = self._holdings.add(request, now_unix_s)
-        self._ledger.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))
+        self._accounting.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))
         if isinstance(body, str):
             request.message = body
             self._holdings.end_later(request, FinishReason.FAILED)
@@ -393,10 +393,10 @@ class WorkerCore:
             if did.finish is not None:
                 ending.append((request, did))
         self._note_orders(step.plan, started_unix_s)
-        self._ledger.ran([work.slot for work in step.work], chunks, spent)
-        self._ledger.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)
+        self._accounting.ran([work.slot for work in step.work], chunks, spent)
+        self._accounting.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)
         for slot, token, due_unix_s in late:
-            self._ledger.late(slot, token, due_unix_s)
+            self._accounting.late(slot, token, due_unix_s)
             ack.add_late(slot)
         overs: list[AttemptOver] = []
         for request, did in ending:
@@ -413,7 +413,7 @@ class WorkerCore:
             (Happened.PROMOTED, plan.promoted),
         ):
             if slots:
-                self._ledger.note(what, unpack_list(slots), at_unix_s)
+                self._accounting.note(what, unpack_list(slots), at_unix_s)
 
     def break_off(self) -> Finished:
         """The engine is gone in the running step, whose requests are over here: one of them may be
@@ -475,9 +475,9 @@ class WorkerCore:
         """The attempt leaves: its slot is free, and it is reported until it is settled."""
         ack.add_end(request.slot, why)
         self._holdings.remove(request)
-        diary = self._ledger.leave(request.slot)
+        timeline = self._accounting.leave(request.slot)
         if why not in FINAL:
-            diary = diary.left(self.replica, why, diary.account.until_unix_s)
-        over = request.over(why, self.replica, self.incarnation, diary)
+            timeline = timeline.left(self.replica, why, timeline.account.until_unix_s)
+        over = request.over(why, self.replica, self.incarnation, timeline)
         self._unsettled[over.key, over.attempt] = over
         return over

@@ -3,7 +3,7 @@
 import math
 
 from shared.measure import CLOSE_S, Measure
-from shared.request_timeline import Account, Cause, Diary
+from shared.request_timeline import Account, Cause, RequestTimeline
 from shared.schemas import FirstMissed
 from shared.vocabulary import Missed, Slo
 
@@ -12,7 +12,7 @@ def first_missed(
     slo: Slo,
     arrived_unix_s: float,
     measure: Measure,
-    diary: Diary,
+    timeline: RequestTimeline,
     until_unix_s: float,
     *,
     good: bool,
@@ -22,10 +22,10 @@ def first_missed(
 
     `good`: it ended well then, so that no further token was owed.
     """
-    if not diary.account.until_unix_s:
+    if not timeline.account.until_unix_s:
         return None
     found: list[tuple[float, int, Missed, float | None, Account]] = []
-    if (late := diary.late) is not None:
+    if (late := timeline.late) is not None:
         bound = Missed.TTFT if late.token == 1 else Missed.TBT
         found.append((late.due_unix_s, late.token, bound, late.came_unix_s, late.account))
     next_due_unix_s = (
@@ -33,13 +33,13 @@ def first_missed(
     )
     if not good and until_unix_s > next_due_unix_s + CLOSE_S:
         bound = Missed.TBT if measure.tokens else Missed.TTFT
-        found.append((next_due_unix_s, measure.tokens + 1, bound, None, diary.account))
+        found.append((next_due_unix_s, measure.tokens + 1, bound, None, timeline.account))
     last_due_unix_s = slo.last_due_unix_s(arrived_unix_s)
     if until_unix_s > last_due_unix_s:
         came = until_unix_s if good else None
-        found.append((last_due_unix_s, 0, Missed.TTLT, came, diary.account))
+        found.append((last_due_unix_s, 0, Missed.TTLT, came, timeline.account))
     if not found and good:
-        found.append(_by_pace(slo, measure, diary))
+        found.append(_by_pace(slo, measure, timeline))
     if not found:
         return None
     due_unix_s, token, bound, came_unix_s, account = min(found, key=lambda each: each[0])
@@ -61,7 +61,7 @@ def first_missed(
 
 
 def _by_pace(
-    slo: Slo, measure: Measure, diary: Diary
+    slo: Slo, measure: Measure, timeline: RequestTimeline
 ) -> tuple[float, int, Missed, float | None, Account]:
     """Every token was in time by its own deadline, but the SLO is judged by a mean pace: the last
     token, which was due at that pace after the first.
@@ -69,7 +69,7 @@ def _by_pace(
     gaps = max(measure.tokens - 1, 0)
     pace_s = slo.pace_s(thinking=False)
     due_unix_s = min(measure.first_unix_s + gaps * pace_s, measure.last_unix_s)
-    return due_unix_s, measure.tokens, Missed.TBT, measure.last_unix_s, diary.account
+    return due_unix_s, measure.tokens, Missed.TBT, measure.last_unix_s, timeline.account
 
 
 def main_cause(account: Account, *, due_s: float, granted_s: float) -> Cause:

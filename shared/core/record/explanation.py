@@ -1,4 +1,4 @@
-"""The story of a request, told from its record and its diary: was it late, and why."""
+"""The story of a request, told from its record and its timeline: was it late, and why."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,15 @@ from shared.core.record.blame import first_missed
 from shared.core.record.states import State, state_of
 from shared.core.record.verdict import GOOD_ENDS
 from shared.measure import Measure
-from shared.request_timeline import CAUSES, Account, Cause, Diary, Happened, Neighbour, merged
+from shared.request_timeline import (
+    CAUSES,
+    Account,
+    Cause,
+    Happened,
+    Neighbour,
+    RequestTimeline,
+    merged,
+)
 from shared.schemas import Explanation, FirstMissed, Record, Resume, Share, Verdict
 from shared.vocabulary import FinishReason
 
@@ -39,37 +47,37 @@ def explanation(
     `whole`: with the names of other tenants, for an operator.
     """
     tenant, _, request_id = record.key.partition(".")
-    diary, verdict, measure = (
+    timeline, verdict, measure = (
         _until_now(record, resume.diary, now_unix_s),
         record.verdict,
         (resume.measure),
     )
     if not whole:
-        diary = _seen_by(tenant, diary)
+        timeline = _seen_by(tenant, timeline)
     if verdict is None:
         missed = first_missed(
             record.slo,
             record.arrived_unix_s,
             measure,
-            diary,
+            timeline,
             now_unix_s,
             good=False,
         )
     else:
         missed = verdict.first_missed
-    until_missed = _until_missed(diary, missed)
+    until_missed = _until_missed(timeline, missed)
     made = measure.tokens
     return Explanation(
         request_id=request_id,
         tenant=tenant,
         tier=record.tier,
-        answer=_answer(record, measure, diary, missed),
+        answer=_answer(record, measure, timeline, missed),
         state=state_of(record).value,
         slo=record.slo,
         service_class=record.service_class if verdict is None else verdict.service_class,
         relegated=record.relegated,
         arrived_unix_s=record.arrived_unix_s,
-        until_unix_s=diary.account.until_unix_s or record.arrived_unix_s,
+        until_unix_s=timeline.account.until_unix_s or record.arrived_unix_s,
         attempt=record.attempt,
         replica=record.replica,
         prompt_tokens=record.prompt_tokens,
@@ -79,11 +87,11 @@ def explanation(
         ttlt_s=measure.last_unix_s - record.arrived_unix_s if made else None,
         trace_id=trace_id,
         first_missed=missed,
-        shares=shares(diary.account),
+        shares=shares(timeline.account),
         shares_until_missed=shares(until_missed) if missed else [],
-        neighbours=list((until_missed if missed else diary.account).neighbours),
-        happenings=list(diary.happenings),
-        left_out=diary.left_out,
+        neighbours=list((until_missed if missed else timeline.account).neighbours),
+        happenings=list(timeline.happenings),
+        left_out=timeline.left_out,
         verdict=verdict,
     )
 
@@ -98,24 +106,24 @@ def shares(account: Account) -> list[Share]:
     ]
 
 
-def _until_now(record: Record, diary: Diary, now_unix_s: float) -> Diary:
+def _until_now(record: Record, timeline: RequestTimeline, now_unix_s: float) -> RequestTimeline:
     """A request that no replica reports waits until now."""
     if record.verdict is not None:
-        return diary
-    silent_s = now_unix_s - (diary.account.until_unix_s or record.arrived_unix_s)
+        return timeline
+    silent_s = now_unix_s - (timeline.account.until_unix_s or record.arrived_unix_s)
     if state_of(record) in (State.PLACED, State.CANCELLED_PLACED) and silent_s < SILENT_S:
-        return diary
-    return diary.waited(record.arrived_unix_s, now_unix_s)
+        return timeline
+    return timeline.waited(record.arrived_unix_s, now_unix_s)
 
 
-def _until_missed(diary: Diary, missed: FirstMissed | None) -> Account:
-    if missed is not None and diary.late is not None and missed.token == diary.late.token:
-        return diary.late.account
-    return diary.account
+def _until_missed(timeline: RequestTimeline, missed: FirstMissed | None) -> Account:
+    if missed is not None and timeline.late is not None and missed.token == timeline.late.token:
+        return timeline.late.account
+    return timeline.account
 
 
-def _seen_by(tenant: str, diary: Diary) -> Diary:
-    """The diary without the names of other tenants."""
+def _seen_by(tenant: str, timeline: RequestTimeline) -> RequestTimeline:
+    """The timeline without the names of other tenants."""
 
     def hidden(neighbours: Sequence[Neighbour]) -> tuple[Neighbour, ...]:
         return merged(
@@ -126,12 +134,12 @@ def _seen_by(tenant: str, diary: Diary) -> Diary:
     def of(account: Account) -> Account:
         return replace(account, neighbours=hidden(account.neighbours))
 
-    late = diary.late
+    late = timeline.late
     return replace(
-        diary,
-        account=of(diary.account),
+        timeline,
+        account=of(timeline.account),
         happenings=tuple(
-            replace(step, neighbours=hidden(step.neighbours)) for step in diary.happenings
+            replace(step, neighbours=hidden(step.neighbours)) for step in timeline.happenings
         ),
         late=None if late is None else replace(late, account=of(late.account)),
     )
@@ -147,11 +155,13 @@ def answer(record: Record) -> str:
     return _answer(record, resume.measure, resume.diary, record.verdict.first_missed)
 
 
-def _answer(record: Record, measure: Measure, diary: Diary, missed: FirstMissed | None) -> str:
+def _answer(
+    record: Record, measure: Measure, timeline: RequestTimeline, missed: FirstMissed | None
+) -> str:
     verdict = record.verdict
     if missed is None:
         return f"{_standing(record, verdict)}{_first_token(record, measure)}."
-    account = _until_missed(diary, missed)
+    account = _until_missed(timeline, missed)
     what = {0: "its last token", 1: "its first token"}.get(
         missed.token, f"its token {missed.token}"
     )
@@ -164,7 +174,7 @@ def _answer(record: Record, measure: Measure, diary: Diary, missed: FirstMissed 
     by = f" by {in_seconds(late_s, decimals)}" if late_s >= CLEAR_S else ""
     due = f"due at {in_seconds(missed.due_s, decimals)}"
     spent_s = account.seconds(missed.cause)
-    went = f"{in_seconds(spent_s)} of that went into {why(record, diary, account, missed.cause)}"
+    went = f"{in_seconds(spent_s)} of that went into {why(record, timeline, account, missed.cause)}"
     return f"late{by}: {what} was {due} and {came}; {went}."
 
 
@@ -196,17 +206,19 @@ def _first_token(record: Record, measure: Measure) -> str:
     )
 
 
-def why(record: Record, diary: Diary, account: Account, cause: Cause) -> str:
+def why(record: Record, timeline: RequestTimeline, account: Account, cause: Cause) -> str:
     """The words for a cause, with those that it has to do with."""
     match cause:
         case Cause.PLACING:
-            declined = [h.replica for h in diary.happenings if h.what is Happened.DECLINED]
+            declined = [h.replica for h in timeline.happenings if h.what is Happened.DECLINED]
             asked = f"; {named(declined)} declined it" if declined else ""
             return f"looking for a replica{asked}"
         case Cause.RELEGATED:
-            return f"waiting as best-effort{_relegated(diary, account)}"
+            return f"waiting as best-effort{_relegated(timeline, account)}"
         case Cause.MOVING:
-            left = [f"{h.replica} ({h.why})" for h in diary.happenings if h.what is Happened.LEFT]
+            left = [
+                f"{h.replica} ({h.why})" for h in timeline.happenings if h.what is Happened.LEFT
+            ]
             return f"moving to another replica{' from ' + named(left) if left else ''}"
         case Cause.QUEUE:
             return f"waiting in the queue of a replica{_behind(account)}"
@@ -219,7 +231,7 @@ def why(record: Record, diary: Diary, account: Account, cause: Cause) -> str:
         case Cause.DRAFTS:
             return "drafting tokens"
         case Cause.SAT_OUT:
-            dropped = sum(h.what is Happened.PREEMPTED for h in diary.happenings)
+            dropped = sum(h.what is Happened.PREEMPTED for h in timeline.happenings)
             times = f"; it was preempted {dropped} times" if dropped > 1 else ""
             times = "; it was preempted" if dropped == 1 else times
             return f"iterations that left it out after it had begun{times}"
@@ -232,9 +244,9 @@ def _behind(account: Account) -> str:
     return f" behind prefills of {others(account.neighbours)}" if account.neighbours else ""
 
 
-def _relegated(diary: Diary, account: Account) -> str:
+def _relegated(timeline: RequestTimeline, account: Account) -> str:
     """The relegation in words: who did it, and by whose overload."""
-    step = next((h for h in diary.happenings if h.what is Happened.RELEGATED), None)
+    step = next((h for h in timeline.happenings if h.what is Happened.RELEGATED), None)
     if step is None:
         return ""
     told = f": {step.replica} relegated it" if step.replica else f": {step.why}"

@@ -1,11 +1,11 @@
-"""The phases of a request's life, from its diary: the spans of its trace. They follow one another
+"""The phases of a request's life, from its timeline: the spans of its trace. They follow each other
 without a hole, also where a replica died that would have told of them.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shared.request_timeline import Diary, Happened, Happening
+from shared.request_timeline import Happened, Happening, RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,16 @@ class Phase:
     why: str = ""
 
 
-def phases(diary: Diary, arrived_unix_s: float, ended_unix_s: float) -> list[Phase]:
+def phases(timeline: RequestTimeline, arrived_unix_s: float, ended_unix_s: float) -> list[Phase]:
     """The phases from arrival to end, in order; none is empty, unless the whole life is."""
-    return list(_joined(_begun(diary, arrived_unix_s, ended_unix_s)))
+    return list(_joined(_begun(timeline, arrived_unix_s, ended_unix_s)))
 
 
-def _begun(diary: Diary, arrived_unix_s: float, ended_unix_s: float) -> Iterator[Phase]:
+def _begun(
+    timeline: RequestTimeline, arrived_unix_s: float, ended_unix_s: float
+) -> Iterator[Phase]:
     now = Phase("placing", arrived_unix_s, ended_unix_s, 0)
-    for step in diary.happenings:
+    for step in timeline.happenings:
         name = _name(step)
         if name is None:
             continue

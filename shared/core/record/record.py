@@ -42,8 +42,8 @@ def placed(
     """Its owner, an admission, names the next place; written before the offer is concluded.
 
     `attempt`: the newest that the owner knows of. Also from PLACED: a replica that declined stays
-    named until the next place is; `declined` says why it did. Without `now_unix_s` no diary is kept
-    (here and in the other events): the simulator has none.
+    named until the next place is; `declined` says why it did. Without `now_unix_s` no timeline is
+    kept (here and in the other events): the simulator has none.
     """
     if not applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
@@ -388,12 +388,12 @@ def _in_pool(
 
 
 def _noted(record: Record, now_unix_s: float | None, *happenings: Happening) -> Record:
-    """The record with its diary until now. An attempt that kept none stays without."""
-    diary = record.resume.diary
-    if now_unix_s is None or (record.attempt and not diary.account.until_unix_s):
+    """The record with its timeline until now. An attempt that kept none stays without."""
+    timeline = record.resume.diary
+    if now_unix_s is None or (record.attempt and not timeline.account.until_unix_s):
         return record
-    diary = diary.waited(record.arrived_unix_s, now_unix_s).noted(*happenings)
-    return replace(record, resume=replace(record.resume, diary=diary))
+    timeline = timeline.waited(record.arrived_unix_s, now_unix_s).noted(*happenings)
+    return replace(record, resume=replace(record.resume, diary=timeline))
 
 
 def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happening]:

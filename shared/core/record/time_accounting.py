@@ -1,7 +1,7 @@
-"""The ledger of one replica: where the time of each request that it holds goes.
+"""The time accounting of one replica: where the time of each request that it holds goes.
 
 The worker feeds it its iterations, and so does whoever reads them in the ack log: the same
-iterations give the same diaries. Sans-IO.
+iterations give the same timelines. Sans-IO.
 
 Totals of the replica run on, so an iteration costs the same however many requests it ran. What a
 request does (wait for its first iteration, run, sit out) changes rarely; only then, or when asked,
@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from shared.request_timeline import (
     TOO_LATE,
     Account,
-    Diary,
     Happened,
     Happening,
     Late,
     Neighbour,
+    RequestTimeline,
     merged,
 )
 from shared.schemas import Held
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
 
 
 class _Totals(NamedTuple):
-    """Seconds since the ledger began."""
+    """Seconds since the accounting began."""
 
     prefills_s: float
     decodes_s: float
@@ -73,10 +73,10 @@ class _Flow:
 
 @dataclass(slots=True)
 class _Page:
-    """A request held. `before` is its diary when it came; the seconds are since then."""
+    """A request held. `before` is its timeline when it came; the seconds are since then."""
 
     flow: tuple[str, str]
-    before: Diary
+    before: RequestTimeline
     came_unix_s: float
     began: bool
     best_effort: bool
@@ -124,7 +124,7 @@ class _Page:
 
 
 @dataclass(slots=True)
-class Ledger:
+class TimeAccounting:
     """Everything comes in the order of its time. Slots are those of the replica."""
 
     replica: str
@@ -135,18 +135,18 @@ class Ledger:
     _mark_unix_s: float = 0.0  # the totals are complete until then
     _ran: Sequence[int] = ()  # the slots of the last iteration
 
-    def held(self, held: Held, diary: Diary) -> None:
-        """The replica took a request in, whose diary was complete until then."""
-        page = self._open(held, diary, held.at_unix_s)
+    def held(self, held: Held, timeline: RequestTimeline) -> None:
+        """The replica took a request in, whose timeline was complete until then."""
+        page = self._open(held, timeline, held.at_unix_s)
         page.best_effort = held.best_effort
         self._note(page, Happened.HELD, held.at_unix_s)
 
-    def found(self, held: Held, diary: Diary) -> None:
-        """A snapshot has the request, with its diary."""
-        page = self._open(held, diary, diary.account.until_unix_s)
-        page.began, page.best_effort = _began(diary), _best_effort(diary)
+    def found(self, held: Held, timeline: RequestTimeline) -> None:
+        """A snapshot has the request, with its timeline."""
+        page = self._open(held, timeline, timeline.account.until_unix_s)
+        page.began, page.best_effort = _began(timeline), _best_effort(timeline)
 
-    def _open(self, held: Held, diary: Diary, at_unix_s: float) -> _Page:
+    def _open(self, held: Held, timeline: RequestTimeline, at_unix_s: float) -> _Page:
         if not self._pages:
             self._mark_unix_s = max(self._mark_unix_s, at_unix_s)
         flow = (held.key.partition(".")[0], held.tier)
@@ -154,7 +154,7 @@ class Ledger:
             flow = REST
         self._flows.setdefault(flow, _Flow())
         over = {whose: (f.seconds, f.begun - f.under_way) for whose, f in self._flows.items()}
-        page = self._pages[held.slot] = _Page(flow, diary, at_unix_s, False, False, [], over)
+        page = self._pages[held.slot] = _Page(flow, timeline, at_unix_s, False, False, [], over)
         self._new.append(held.slot)
         return page
 
@@ -266,17 +266,17 @@ class Ledger:
                 account=self._account(page),
             )
 
-    def diary(self, slot: int) -> Diary:
-        """The diary of a request until the end of the last iteration."""
+    def timeline(self, slot: int) -> RequestTimeline:
+        """The timeline of a request until the end of the last iteration."""
         page = self._pages[slot]
         noted = page.before.noted(*page.happenings)
         return replace(noted, account=self._account(page), late=page.before.late or page.late)
 
-    def leave(self, slot: int) -> Diary:
-        """The request leaves the replica, with its diary."""
-        diary, page = self.diary(slot), self._pages.pop(slot)
+    def leave(self, slot: int) -> RequestTimeline:
+        """The request leaves the replica, with its timeline."""
+        timeline, page = self.timeline(slot), self._pages.pop(slot)
         self._complete(page)
-        return diary
+        return timeline
 
     def forget(self) -> None:
         """The replica holds nothing any more."""
@@ -318,13 +318,13 @@ class Ledger:
         )
 
 
-def _began(diary: Diary) -> bool:
+def _began(timeline: RequestTimeline) -> bool:
     """It has run on the replica that holds it."""
-    steps = [h.what for h in diary.happenings if h.what in (Happened.HELD, Happened.BEGAN)]
+    steps = [h.what for h in timeline.happenings if h.what in (Happened.HELD, Happened.BEGAN)]
     return steps[-1:] == [Happened.BEGAN]
 
 
-def _best_effort(diary: Diary) -> bool:
+def _best_effort(timeline: RequestTimeline) -> bool:
     classes = (Happened.RELEGATED, Happened.PROMOTED)
-    steps = [h.what for h in diary.happenings if h.what in classes]
+    steps = [h.what for h in timeline.happenings if h.what in classes]
     return steps[-1:] == [Happened.RELEGATED]

@@ -70,8 +70,8 @@ def ended(
 
 
 def _complete(record: Record, resume: Resume, ended_unix_s: float) -> Resume:
-    """The output with its diary until the end, where one is kept."""
-    diary = resume.diary
-    if not diary.account.until_unix_s:
+    """The output with its timeline until the end, where one is kept."""
+    timeline = resume.diary
+    if not timeline.account.until_unix_s:
         return resume
-    return replace(resume, diary=diary.waited(record.arrived_unix_s, ended_unix_s))
+    return replace(resume, diary=timeline.waited(record.arrived_unix_s, ended_unix_s))

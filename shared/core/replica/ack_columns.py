@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.columns import Indices, Ints, unpack
-from shared.core.replica.in_flight import Flight
+from shared.core.replica.in_flight import InFlightPlan
 from shared.schemas import PlanAck
 
 
 class Reported(NamedTuple):
-    """The worker's report of each entry of a flight; zeros where it skipped the entry."""
+    """The worker's report of each entry of a plan; zeros where it skipped the entry."""
 
     computed: Ints
     emitted: Ints
@@ -20,8 +20,8 @@ class Reported(NamedTuple):
     cached: Ints
 
 
-def reported(ack: PlanAck, flight: Flight, capacity: int) -> Reported:
-    """The ack's columns along the flight's entries. `capacity`: slots of the replica."""
+def reported(ack: PlanAck, flight: InFlightPlan, capacity: int) -> Reported:
+    """The ack's columns along the plan's entries. `capacity`: slots of the replica."""
     nothing = bytes(len(ack.slots))
     columns = [
         unpack(raw)
@@ -33,7 +33,7 @@ def reported(ack: PlanAck, flight: Flight, capacity: int) -> Reported:
     return Reported(*columns)
 
 
-def beyond(did: Reported, flight: Flight) -> bool:
+def beyond(did: Reported, flight: InFlightPlan) -> bool:
     """True if an entry did more than its plan asked, or less than nothing. No worker does that, and
     a row whose prefill went past its end would never be planned again.
     """

@@ -1,10 +1,10 @@
-"""The digest of a replica, which is all that routers know of it, from its books."""
+"""The digest of a replica, which is all that routers know of it, from its request table."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from shared.core.replica.request_table import DECODE, Books
+from shared.core.replica.request_table import DECODE, RequestTable
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
@@ -16,7 +16,7 @@ CHUNK_TOKENS = 512
 
 def digest_of(
     facts: Announce,
-    books: Books,
+    table: RequestTable,
     reserved: Sequence[Offer],
     profile: Profile,
     *,
@@ -26,15 +26,15 @@ def digest_of(
     """The digest, but for free slots and surplus, which the core fills in. `reserved`: offers
     accepted and on the way to the worker.
     """
-    n = books.live
-    standard = ~books.best_effort[:n]
-    decode = books.phase[:n] == DECODE
-    left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
+    n = table.live
+    standard = ~table.best_effort[:n]
+    decode = table.phase[:n] == DECODE
+    left = np.where(decode, 0, table.target_tokens[:n] - table.computed_tokens[:n])
     waiting_tokens = int(left[standard].sum()) + sum(offer.prompt_tokens for offer in reserved)
-    future = -(-int(left.sum()) // books.block_tokens)
+    future = -(-int(left.sum()) // table.block_tokens)
     step = BatchShape(
         decodes=int(np.count_nonzero(decode)),
-        decode_context=int(books.computed_tokens[:n][decode].sum()),
+        decode_context=int(table.computed_tokens[:n][decode].sum()),
     )
     token_s = profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
     return Digest(
@@ -49,9 +49,9 @@ def digest_of(
         best_effort=n - int(np.count_nonzero(standard)),
         waiting_prefill_tokens=waiting_tokens,
         backlog_s=waiting_tokens * token_s,
-        kv_blocks=books.kv_blocks,
-        kv_free_blocks=max(books.kv_free_blocks() - future, 0),
-        block_tokens=books.block_tokens,
+        kv_blocks=table.kv_blocks,
+        kv_free_blocks=max(table.kv_free_blocks() - future, 0),
+        block_tokens=table.block_tokens,
         token_s=token_s,
         free_slots=0,
         surplus=False,
@@ -62,12 +62,14 @@ def digest_of(
     )
 
 
-def loads_of(books: Books, reserved: Sequence[Offer], profile: Profile) -> tuple[Neighbour, ...]:
+def loads_of(
+    table: RequestTable, reserved: Sequence[Offer], profile: Profile
+) -> tuple[Neighbour, ...]:
     """Those whose standard prefills wait, `reserved` included, and the seconds that these take."""
-    n = books.live
-    rows = np.flatnonzero(~books.best_effort[:n] & (books.phase[:n] != DECODE))
-    left = (books.target_tokens[rows] - books.computed_tokens[rows]).tolist()
-    waiting = [books.offers[slot] for slot in books.slot[rows].tolist()]
+    n = table.live
+    rows = np.flatnonzero(~table.best_effort[:n] & (table.phase[:n] != DECODE))
+    left = (table.target_tokens[rows] - table.computed_tokens[rows]).tolist()
+    waiting = [table.offers[slot] for slot in table.slot[rows].tolist()]
     token_s = profile.batch_s(BatchShape().with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
     tokens = [*left, *(offer.prompt_tokens for offer in reserved)]
     return merged(
@@ -76,7 +78,7 @@ def loads_of(books: Books, reserved: Sequence[Offer], profile: Profile) -> tuple
     )
 
 
-def best_effort_waiting(books: Books) -> int:
+def best_effort_waiting(table: RequestTable) -> int:
     """The number of best-effort requests whose prefill has not ended."""
-    n = books.live
-    return int(np.count_nonzero(books.best_effort[:n] & (books.phase[:n] != DECODE)))
+    n = table.live
+    return int(np.count_nonzero(table.best_effort[:n] & (table.phase[:n] != DECODE)))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.columns import Indices
-from shared.core.replica.request_table import DECODE, Books
+from shared.core.replica.request_table import DECODE, RequestTable
 from shared.core.replica.slots import Attempt, attempt_of
 from shared.policy.seam import Floats
 from shared.schemas import Offer
@@ -64,7 +64,7 @@ class Fairness:
         """True if several tenants have requests here, or asked lately."""
         return len(self._tenants) > 1
 
-    def enter(self, offer: Offer, books: Books, now_unix_s: float) -> None:
+    def enter(self, offer: Offer, table: RequestTable, now_unix_s: float) -> None:
         """The request is offered, or is here after a resync."""
         if attempt_of(offer) in self._turns:
             return
@@ -77,7 +77,7 @@ class Fairness:
         known.requests += 1
         known.weight, known.asked_unix_s = offer.weight, now_unix_s
         newest = self._newest.get(importance, 0.0)
-        first = self._first(importance, books, newest) if self.contested else newest
+        first = self._first(importance, table, newest) if self.contested else newest
         turn = max(self._next.get(lane, 0.0), first - CREDIT_TOKENS)
         self._turns[attempt_of(offer)] = turn
         self._next[lane] = turn + offer.prompt_tokens / offer.weight
@@ -95,31 +95,32 @@ class Fairness:
             unused = max(offer.prompt_tokens - prompt_tokens, 0)
             self._next[lane] += (output_tokens - unused) / offer.weight
 
-    def seat(self, slot: int, books: Books, now_unix_s: float) -> None:
+    def seat(self, slot: int, table: RequestTable, now_unix_s: float) -> None:
         """The request has a row now."""
-        offer, row = books.offers[slot], books.row_of[slot]
-        self.enter(offer, books, now_unix_s)
-        books.tenant[row] = self._number(offer)
-        books.turn[row] = self._turns[attempt_of(offer)]
+        offer = table.offers[slot]
+        self.enter(offer, table, now_unix_s)
+        table.set_turn(slot, self._number(offer), self._turns[attempt_of(offer)])
 
-    def crowds(self, offer: Offer, books: Books, free_slots: int) -> bool:
+    def crowds(self, offer: Offer, table: RequestTable, free_slots: int) -> bool:
         """True if the free slots are the last, its tenant has its share of all slots, and nothing
         less important is held.
         """
-        if free_slots > LAST_SLOTS * books.capacity or not self.contested:
+        if free_slots > LAST_SLOTS * table.capacity or not self.contested:
             return False
         tenant = self._tenants[lane_of(offer)[1]]
         share = tenant.weight / sum(each.weight for each in self._tenants.values())
-        if tenant.requests <= share * books.capacity:
+        if tenant.requests <= share * table.capacity:
             return False
-        return not bool((books.importance[: books.live] < offer.importance).any())
+        return not bool((table.importance[: table.live] < offer.importance).any())
 
-    def importance(self, books: Books, offers: Sequence[Offer]) -> tuple[Floats, list[float]]:
+    def importance(
+        self, table: RequestTable, offers: Sequence[Offer]
+    ) -> tuple[Floats, list[float]]:
         """[live rows] and [offers], the importance that a policy sees."""
-        rows = _prefills(books)
-        level = np.append(books.importance[rows], [offer.importance for offer in offers])
-        tenant = np.append(books.tenant[rows], [self._number(offer) for offer in offers])
-        turn = np.append(books.turn[rows], [self._turns[attempt_of(offer)] for offer in offers])
+        rows = _prefills(table)
+        level = np.append(table.importance[rows], [offer.importance for offer in offers])
+        tenant = np.append(table.tenant[rows], [self._number(offer) for offer in offers])
+        turn = np.append(table.turn[rows], [self._turns[attempt_of(offer)] for offer in offers])
         seen = level.copy()
         for importance in set(level.tolist()):
             among = np.flatnonzero(level == importance)
@@ -127,7 +128,7 @@ class Fairness:
                 continue
             behind = (turn[among] - turn[among].min()) // QUANTUM_TOKENS
             seen[among] = importance * (1.0 - STEP * np.minimum(behind, STEPS))
-        shown = books.importance[: books.live].copy()
+        shown = table.importance[: table.live].copy()
         shown[rows] = seen[: len(rows)]
         return shown, seen[len(rows) :].tolist()
 
@@ -142,10 +143,10 @@ class Fairness:
     def _number(self, offer: Offer) -> int:
         return self._tenants[lane_of(offer)[1]].number
 
-    def _first(self, importance: float, books: Books, newest: float) -> float:
+    def _first(self, importance: float, table: RequestTable, newest: float) -> float:
         """The first turn of the prefills of this importance that wait; else the newest."""
-        rows = _prefills(books)
-        turns = books.turn[rows][books.importance[rows] == importance]
+        rows = _prefills(table)
+        turns = table.turn[rows][table.importance[rows] == importance]
         return float(turns.min()) if len(turns) else newest
 
     def _forget(self) -> None:
@@ -159,8 +160,8 @@ def lane_of(offer: Offer) -> Lane:
     return offer.importance, offer.key.partition(".")[0]
 
 
-def _prefills(books: Books) -> Indices:
+def _prefills(table: RequestTable) -> Indices:
     """The rows of the standard prefills."""
-    n = books.live
-    rows: Indices = ((books.phase[:n] != DECODE) & ~books.best_effort[:n]).nonzero()[0]
+    n = table.live
+    rows: Indices = ((table.phase[:n] != DECODE) & ~table.best_effort[:n]).nonzero()[0]
     return rows

@@ -1,4 +1,4 @@
-"""A plan that was sent and is not yet acked: what the books already assume of it."""
+"""A plan that was sent and is not yet acked: what the request table already assumes of it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from shared.schemas import Selection
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightPlan:
     """Columns run along the plan's entries."""
 
     seq: int
@@ -28,7 +28,7 @@ class Flight:
     has: Ints  # KV positions before it
     decode: Bools
     firsts: Bools  # entries that make their request's first token
-    restarts: Ints  # books.restarts when it was sent
+    restarts: Ints  # table.restarts when it was sent
     shape: BatchShape
     draft_s: float
     # the draft model has nothing of a request that drafts: it reads the whole context, or finds a

@@ -1,5 +1,5 @@
 """The orders of a plan: all that it says besides its entries. They take effect before the entries,
-on the worker as in the books.
+on the worker as in the table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.core.replica.prediction import Prediction
-from shared.core.replica.request_table import WAITING, Books
+from shared.core.replica.request_table import WAITING, RequestTable
 from shared.policy.seam import Choice
 from shared.vocabulary import FinishReason
 
@@ -22,22 +22,27 @@ class Orders:
 
 
 def write_orders(
-    choice: Choice, expired: Iterable[int], books: Books, ahead: Prediction, *, hand_back: bool
+    choice: Choice,
+    expired: Iterable[int],
+    table: RequestTable,
+    ahead: Prediction,
+    *,
+    hand_back: bool,
 ) -> Orders:
-    """Write a choice's orders, and the release of what has expired, into the books.
+    """Write a choice's orders, and the release of what has expired, into the request table.
 
     `hand_back`: a relegated request that has not begun leaves for the relegation service.
     """
     orders = Orders(promoted=choice.promote, preempted=list(choice.preempt))
     orders.released += [(slot, FinishReason.EXPIRED.value) for slot in sorted(expired)]
     for slot in choice.relegate:
-        if hand_back and not _begun(slot, books):
+        if hand_back and not _begun(slot, table):
             orders.released.append((slot, "relegated"))
         else:
             orders.relegated.append(slot)
-        books.best_effort[books.row_of[slot]] = True
+        table.set_best_effort(slot, True)
     for slot in choice.promote:
-        books.best_effort[books.row_of[slot]] = False
+        table.set_best_effort(slot, False)
     orders.released += choice.release
     for slot, _ in orders.released:
         ahead.release(slot)
@@ -46,24 +51,24 @@ def write_orders(
     return orders
 
 
-def _begun(slot: int, books: Books) -> bool:
+def _begun(slot: int, table: RequestTable) -> bool:
     """Something of it is computed, or it has made a token here."""
-    row = books.row_of[slot]
-    made_here = books.generated_tokens[row] > books.offers[slot].generated_tokens
-    return bool(books.phase[row] != WAITING or made_here)
+    row = table.row_of[slot]
+    made_here = table.generated_tokens[row] > table.offers[slot].generated_tokens
+    return bool(table.phase[row] != WAITING or made_here)
 
 
-def gives_way(books: Books, first: int | None) -> int | None:
+def gives_way(table: RequestTable, first: int | None) -> int | None:
     """KV is full and no entry fits, not even that of slot `first`. The slot whose KV makes room for
     it: a best-effort request's, else that of the latest arrival. None: dropping KV would not help.
     """
     holding = np.flatnonzero(
-        (books.kv_held_blocks[: books.live] > 0)
-        & (books.slot[: books.live] != (-1 if first is None else first))
+        (table.kv_held_blocks[: table.live] > 0)
+        & (table.slot[: table.live] != (-1 if first is None else first))
     )
     if len(holding) < (2 if first is None else 1):
         return None
     order = np.lexsort(
-        (books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding])
+        (table.slot[holding], table.arrived_unix_s[holding], table.best_effort[holding])
     )
-    return int(books.slot[holding[order[-1]]])
+    return int(table.slot[holding[order[-1]]])

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shared.core.replica.in_flight import Flight
-from shared.core.replica.request_table import Books
+from shared.core.replica.in_flight import InFlightPlan
+from shared.core.replica.request_table import RequestTable
 from shared.policy.seam import Choice
 
 Ask = Callable[[], Sequence[Choice]]
 
 
-class Course:
+class PlannedAhead:
     """Valid until something other than progress happens: then `forget`."""
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class Course:
         self._horizon.clear()
         self._repeating = None
 
-    def next(self, books: Books, ask: Ask) -> Choice:
+    def next(self, table: RequestTable, ask: Ask) -> Choice:
         """The choice made ahead, unless all its requests have left; else the policy's answer when
         asked.
         """
         if (
             self._repeating is not None
             and self._repeats_left > 0
-            and _still_concerned(self._repeating, books)
+            and _still_concerned(self._repeating, table)
         ):
             self._repeats_left -= 1
             return self._repeating
-        if not self._horizon or not _still_concerned(self._horizon[0], books):
+        if not self._horizon or not _still_concerned(self._horizon[0], table):
             self._horizon.clear()
             self._horizon.extend(ask())
         choice = self._horizon.popleft()
@@ -45,11 +45,11 @@ class Course:
         if choice.repeats > 1:
             self._repeating, self._repeats_left = (
                 choice,
-                min(choice.repeats, _roomy_iterations(choice, books)) - 1,
+                min(choice.repeats, _roomy_iterations(choice, table)) - 1,
             )
         return choice
 
-    def repeats(self, books: Books, flights: Sequence[Flight]) -> int:
+    def repeats(self, table: RequestTable, flights: Sequence[InFlightPlan]) -> int:
         """The number of iterations, the one in flight included, that may run its plan over and
         over: 1 unless its choice stays right that long and no request reaches its maximum before
         the last.
@@ -61,9 +61,9 @@ class Course:
             or flights[0].selection is not None
         ):
             return 1  # how far a speculating iteration gets is known only when it is over
-        rows = books.row_of[flights[0].slots[flights[0].decode]]
+        rows = table.row_of[flights[0].slots[flights[0].decode]]
         tokens = (
-            int((books.max_tokens[rows] - books.generated_tokens[rows]).min())
+            int((table.max_tokens[rows] - table.generated_tokens[rows]).min())
             if len(rows)
             else self._repeats_left
         )
@@ -74,16 +74,16 @@ class Course:
         self._repeats_left -= iterations
 
 
-def _roomy_iterations(choice: Choice, books: Books) -> int:
+def _roomy_iterations(choice: Choice, table: RequestTable) -> int:
     """The number of iterations of the choice that fit so well that no rule about scarce KV applies:
     each entry may begin a block, and a block more is left to each. With less room the policy is
     asked every time.
     """
-    free_blocks = books.kv_free_blocks() - 2 * len(choice.slots)
-    return free_blocks * books.block_tokens // max(1, int(choice.caps.sum()))
+    free_blocks = table.kv_free_blocks() - 2 * len(choice.slots)
+    return free_blocks * table.block_tokens // max(1, int(choice.caps.sum()))
 
 
-def _still_concerned(choice: Choice, books: Books) -> bool:
+def _still_concerned(choice: Choice, table: RequestTable) -> bool:
     """The choice has no entries, or one whose request is still here."""
-    rows = books.row_of[choice.slots]
-    return not len(rows) or bool(np.count_nonzero(books.plannable(rows)))
+    rows = table.row_of[choice.slots]
+    return not len(rows) or bool(np.count_nonzero(table.plannable(rows)))

@@ -1,7 +1,7 @@
-"""The predicted replica: its books, with the effects of the plans in flight already written in.
+"""The predicted replica: its request table, with the effects of the plans in flight written in.
 
 Predicted = confirmed + what the plans in flight will do. Sending a plan writes its effects into the
-books; its ack changes them only where the worker did something else (reconciliation.py).
+table; its ack changes them only where the worker did something else (reconciliation.py).
 """
 
 from collections import deque
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack
-from shared.core.replica.in_flight import Flight, shape_of
-from shared.core.replica.request_table import DECODE, PREFILL, WAITING, Books
+from shared.core.replica.in_flight import InFlightPlan, shape_of
+from shared.core.replica.request_table import DECODE, RequestTable
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Bools, Choice, Speculation
@@ -48,14 +48,16 @@ class Drafting(NamedTuple):
 
 
 class Prediction:
-    """Books and flights of one replica, from one resync to the next."""
+    """The request table and the plans in flight of one replica, from one resync to the next."""
 
-    def __init__(self, books: Books, draft: DraftCorrection, *, chains: bool = False) -> None:
+    def __init__(
+        self, table: RequestTable, draft: DraftCorrection, *, chains: bool = False
+    ) -> None:
         """`chains`: the engine drafts for all requests as deep as for the deepest."""
-        self._books = books
+        self._table = table
         self._draft = draft
         self._chains = chains
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[InFlightPlan] = deque()
         # slots whose end is in flight: their rows are not corrected any more
         self.releasing: set[int] = set()
         # by the orders of the plan that is being made
@@ -71,27 +73,27 @@ class Prediction:
         what was counted.
         """
         cut = False
-        books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
+        table, slots, caps, speculation = self._table, choice.slots, choice.caps, choice.speculation
         if not len(slots):
             return NO_ENTRIES
-        rows = books.row_of[slots]
-        kept: Bools = books.plannable(rows)
+        rows = table.row_of[slots]
+        kept: Bools = table.plannable(rows)
         if np.count_nonzero(kept) < len(kept):
             slots, caps, rows = slots[kept], caps[kept], rows[kept]
             speculation = None if speculation is None else speculation.along(kept)
             if not len(slots):
                 return NO_ENTRIES
-        decode = books.phase[rows] == DECODE
+        decode = table.phase[rows] == DECODE
         drafts: Ints | int = 1
         # never past a request's end: a request that runs alone must find KV for its last tokens
         if speculation is not None:
-            owed = books.max_tokens[rows] - books.generated_tokens[rows] - books.unsure_tokens[rows]
+            owed = table.max_tokens[rows] - table.generated_tokens[rows] - table.unsure_tokens[rows]
             speculation = self._within_draft_kv(rows, decode, speculation)
             drafts = np.maximum(np.where(speculation.depth > 0, np.minimum(caps, owed), 1), 1)
-        left = np.where(decode, drafts, books.target_tokens[rows] - books.computed_tokens[rows])
+        left = np.where(decode, drafts, table.target_tokens[rows] - table.computed_tokens[rows])
         caps = np.minimum(caps, left).astype(np.int32)
-        blocks = books.blocks_for(rows, caps)
-        if blocks.sum() > (free_blocks := books.kv_free_blocks()):
+        blocks = table.blocks_for(rows, caps)
+        if blocks.sum() > (free_blocks := table.kv_free_blocks()):
             kept = blocks.cumsum() <= free_blocks
             slots, caps, blocks = slots[kept], caps[kept], blocks[kept]
             speculation = None if speculation is None else speculation.along(kept)
@@ -104,13 +106,13 @@ class Prediction:
         """The same with fewer entries that draft, where the draft model's KV has no room for all of
         them. They claim it in order; one that has what it needs already goes on drafting.
         """
-        books = self._books
-        if not books.draft_kv_blocks:
+        table = self._table
+        if not table.draft_kv_blocks:
             return speculation
         depth = np.where(decode, speculation.depth, 0)
-        blocks = books.draft_blocks_for(rows, draft_room(depth, speculation.width))
+        blocks = table.draft_blocks_for(rows, draft_room(depth, speculation.width))
         blocks[depth == 0] = 0
-        left_blocks = books.draft_free_blocks()
+        left_blocks = table.draft_free_blocks()
         if int(blocks.sum()) <= left_blocks:
             return speculation
         depth = speculation.depth.copy()
@@ -123,27 +125,28 @@ class Prediction:
 
     def release(self, slot: int) -> None:
         """The worker frees it before the plan's entries run, so its KV counts as free from here."""
-        self._drop(int(self._books.row_of[slot]))
+        row = int(self._table.row_of[slot])
+        self._count_dropped(row)
+        self._table.drop_kv(row)
         self.releasing.add(slot)
-        self._books.leave(slot)
+        self._table.leave(slot)
 
     def preempt(self, slot: int) -> None:
         """Its KV goes, its tokens stay: it must compute all of them again."""
-        books = self._books
-        row = int(books.row_of[slot])
-        books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
-        self._drop(row)
-        books.phase[row] = WAITING
+        row = int(self._table.row_of[slot])
+        self._count_dropped(row)
+        self._table.restart(row)
 
-    def _drop(self, row: int) -> None:
-        self._dropped_blocks += int(self._books.kv_held_blocks[row])
-        self._dropped_draft_blocks += int(self._books.draft_held_blocks[row])
-        self._books.drop_kv(row)
+    def _count_dropped(self, row: int) -> None:
+        self._dropped_blocks += int(self._table.kv_held_blocks[row])
+        self._dropped_draft_blocks += int(self._table.draft_held_blocks[row])
 
     # ------------------------------------------------------------ a plan is sent
 
-    def launch(self, seq: int, entries: Entries, start_unix_s: float, profile: Profile) -> Flight:
-        """Write into the books what these entries will do; return the flight that remembers it.
+    def launch(
+        self, seq: int, entries: Entries, start_unix_s: float, profile: Profile
+    ) -> InFlightPlan:
+        """Write into the table what these entries will do; return the plan in flight.
 
         The table says what becomes of an entry's row. `.`: the column stays; `+ x`: it grows by x;
         x: it becomes x. `chunk` leaves some of the prompt, `last chunk` ends it and makes token 1.
@@ -167,10 +170,10 @@ class Prediction:
         made its last token (generated_tokens = max_tokens) leaves the live rows.
         """
         slots, caps, speculation, blocks, _ = entries
-        books = self._books
-        rows = books.row_of[slots]
-        decode: Bools = books.phase[rows] == DECODE
-        has, restarts = books.computed_tokens[rows], books.restarts[rows]
+        table = self._table
+        rows = table.row_of[slots]
+        decode: Bools = table.phase[rows] == DECODE
+        has, restarts = table.computed_tokens[rows], table.restarts[rows]
         drafting = (
             Drafting(caps, nothing := np.zeros(len(caps), dtype=np.int32), caps, nothing, 0.0, None)
             if speculation is None
@@ -179,14 +182,13 @@ class Prediction:
         shape = shape_of(has, drafting.verified, decode)
         predicted_s = profile.batch_s(shape) + drafting.seconds
         end_unix_s = start_unix_s + predicted_s
-        books.kv_held_blocks[rows] += blocks
-        books.computed_tokens[rows] = has + drafting.computed
+        table.advance(rows, drafting.computed, blocks)
         emitted, firsts = decode, np.zeros(len(rows), dtype=np.bool_)
         if shape.prefills:
-            emitted, firsts = self._complete_prefills(rows, decode, end_unix_s)
+            emitted, firsts = table.end_chunks(rows, decode, end_unix_s)
         all_emit = len(rows) == shape.decodes
-        self._emit(rows if all_emit else rows[emitted])
-        flight = Flight(
+        table.make_tokens(rows if all_emit else rows[emitted])
+        flight = InFlightPlan(
             seq=seq,
             slots=slots,
             packed_slots=pack(slots),
@@ -215,45 +217,11 @@ class Prediction:
         self.flights.append(flight)
         return flight
 
-    def _complete_prefills(
-        self, rows: Indices, decode: Bools, end_unix_s: float
-    ) -> tuple[Bools, Bools]:
-        """The chunks of these rows are computed: a prefill that begins leaves WAITING, one that
-        ends becomes a decode. Returns which rows make a token, and which make their first.
-        """
-        books = self._books
-        chunks = (~decode).nonzero()[0]
-        of_chunks = rows[chunks]
-        ends: Bools = books.computed_tokens[of_chunks] >= books.target_tokens[of_chunks]
-        books.phase[of_chunks] = np.where(ends, DECODE, PREFILL)
-        if not np.count_nonzero(ends):
-            return decode, np.zeros(len(rows), dtype=np.bool_)
-        ended = chunks[ends]
-        emitted = decode.copy()
-        emitted[ended] = True
-        firsts = emitted & np.isinf(books.first_token_unix_s[rows])
-        books.first_token_unix_s[rows[firsts]] = end_unix_s
-        # without a TTFT the pace counts from the first token
-        ended_rows = rows[ended]
-        unpaced = np.isinf(books.next_due_unix_s[ended_rows])
-        free = ended_rows[unpaced & (books.generated_tokens[ended_rows] == 0)]
-        books.next_due_unix_s[free] = end_unix_s
-        return emitted, firsts
-
-    def _emit(self, rows: Indices) -> None:
-        """Each of these rows makes a token; a row that makes its last one leaves."""
-        books = self._books
-        books.next_due_unix_s[rows] += books.tbt_s[rows]  # deadlines are cumulative
-        generated = books.generated_tokens[rows] + 1
-        books.generated_tokens[rows] = generated
-        for slot in books.slot[rows[generated >= books.max_tokens[rows]]].tolist():
-            books.leave(slot)
-
     def _drafting(
         self, rows: Indices, caps: Ints, decode: Bools, speculation: Speculation
     ) -> Drafting:
-        """The speculation of these entries, written into the books."""
-        books = self._books
+        """The speculation of these entries, written into the table."""
+        table = self._table
         depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32, copy=False)
         computed: Ints = np.where(decode, 1, caps)
         unsure: Ints = np.minimum(caps - computed, depth)
@@ -263,26 +231,22 @@ class Prediction:
         drafting = drafts.nonzero()[0]
         verified = _within_budget(caps, drafting, speculation.budget_tokens)
         draft_caps = np.where(drafts, draft_room(depth, speculation.width), 0)
-        if books.draft_kv_blocks:
-            newly = books.draft_blocks_for(rows, draft_caps)
-            books.draft_held_blocks[rows] += np.where(drafts, newly, 0)
-        begins = not books.draft_tokens[rows[drafting]].all()
+        begins = not table.draft_tokens[rows[drafting]].all()
         seconds = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting])
-        books.unsure_tokens[rows] += unsure
+        table.draft(rows[drafting], draft_caps[drafting], unsure[drafting])
         selection = _selection(speculation, depth)
         return Drafting(computed, unsure, verified, draft_caps, seconds, selection, begins)
 
     def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
-        """The seconds of drafting for these rows, whose positions the draft then has, too."""
+        """The seconds of drafting for these rows."""
         draft = self._draft.now
         assert draft is not None, "speculation without a draft model"
-        books = self._books
-        has = books.computed_tokens[rows]
+        table = self._table
+        has = table.computed_tokens[rows]
         upper = has + 1
         # the draft model made the unsure tokens itself
-        missing = upper - np.minimum(books.draft_tokens[rows], has)
-        books.draft_tokens[rows] = upper
-        context = upper + books.unsure_tokens[rows]
+        missing = upper - np.minimum(table.draft_tokens[rows], has)
+        context = upper + table.unsure_tokens[rows]
         return draft_s(
             draft,
             depth=depth,
@@ -303,10 +267,10 @@ class Prediction:
         for flight in self.flights:
             blocks -= flight.dropped_blocks
             draft_blocks -= flight.dropped_draft_blocks
-        self._books.share(blocks, draft_blocks)
+        self._table.share(blocks, draft_blocks)
 
     def overcounted(self, slot: int) -> int:
-        """Output tokens of the slot that the books already count and plans in flight have still to
+        """Output tokens of the slot that the table already counts and plans in flight have still to
         make.
         """
         return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
@@ -316,10 +280,10 @@ class Prediction:
         """A row has left the live ones, and no plan in flight can bring its end: the worker counts
         to another end, and would hold the request for ever.
         """
-        books = self._books
-        if books.used == books.live:
+        table = self._table
+        if table.used == table.live:
             return False
-        slots = set(books.slot[books.live : books.used].tolist())
+        slots = set(table.slot[table.live : table.used].tolist())
         if self.flights:
             slots -= self.releasing
         for flight in self.flights:
@@ -330,12 +294,9 @@ class Prediction:
         """Write into the live rows when the newest token of each comes: at the predicted end of the
         last plan in flight that makes one, or when its newest acked one came.
         """
-        books = self._books
-        newest_unix_s = books.newest_token_unix_s
-        newest_unix_s[: books.live] = books.acked_token_unix_s[books.slot[: books.live]]
-        for flight in self.flights:
-            rows = books.row_of[flight.makers]
-            newest_unix_s[rows[books.plannable(rows)]] = flight.end_unix_s
+        self._table.date_newest_tokens(
+            (flight.makers, flight.end_unix_s) for flight in self.flights
+        )
 
     def retime(self, end_unix_s: float, profile: Profile) -> None:
         """An iteration ended at this instant: the predicted ends of the plans behind it move."""
@@ -347,21 +308,16 @@ class Prediction:
             flight.end_unix_s = end_unix_s
 
     def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
-        """The flight has landed so often, each time just as predicted, and is in the air once more;
+        """The plan has landed so often, each time just as predicted, and is in the air once more;
         no prefill of it has ended.
         """
-        books, flight = self._books, self.flights[0]
-        rows = books.row_of[flight.slots]
+        table, flight = self._table, self.flights[0]
+        rows = table.row_of[flight.slots]
         assert flight.selection is None and not np.count_nonzero(flight.firsts)
-        books.computed_tokens[rows] += iterations * flight.computed
-        books.kv_held_blocks[rows] = -(-books.computed_tokens[rows] // books.block_tokens)
-        books.acked_token_unix_s[flight.makers] = ended_unix_s
-        made = rows[flight.decode]
-        books.next_due_unix_s[made] += iterations * books.tbt_s[made]
-        books.generated_tokens[made] += iterations
-        ended = made[books.generated_tokens[made] >= books.max_tokens[made]]
-        for slot in books.slot[ended].tolist():
-            books.leave(slot)
+        table.advance(rows, iterations * flight.computed, 0)
+        table.hold_kv(rows, table.computed_tokens[rows])
+        table.tokens_came(flight.makers, ended_unix_s)
+        table.make_tokens(rows[flight.decode], iterations)
         flight.has = flight.has + iterations * flight.computed
         flight.shape = shape_of(flight.has, flight.caps, flight.decode)
         flight.predicted_s = profile.batch_s(flight.shape)

@@ -1,17 +1,16 @@
-"""The correction of the books by acks: where the worker did something else than was predicted (a
+"""The correction of the request table by acks: where the worker did not do what was predicted (a
 stop, a skip, fewer or more accepted drafts, a prefix found in a cache, no room).
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from shared.columns import Indices, Ints, pack
 from shared.core.replica.ack_columns import Reported, beyond, positions, reported
-from shared.core.replica.in_flight import Flight, shape_of
+from shared.core.replica.in_flight import InFlightPlan, shape_of
 from shared.core.replica.prediction import Prediction
-from shared.core.replica.request_table import DECODE, PREFILL, WAITING, Books
+from shared.core.replica.request_table import RequestTable
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools, Drafts
 from shared.schemas import PlanAck
@@ -26,38 +25,38 @@ class Landing(NamedTuple):
 
 
 class Reconciliation:
-    """The books and flights of one replica, as acks find them."""
+    """The request table and the plans in flight of one replica, as acks find them."""
 
-    def __init__(self, books: Books, ahead: Prediction) -> None:
-        self._books = books
+    def __init__(self, table: RequestTable, ahead: Prediction) -> None:
+        self._table = table
         self._ahead = ahead
 
-    def reconcile(self, flight: Flight, ack: PlanAck) -> Landing | None:
-        """Correct the books by what the worker did otherwise than predicted. None: it cannot have
+    def reconcile(self, flight: InFlightPlan, ack: PlanAck) -> Landing | None:
+        """Correct the table by what the worker did otherwise than predicted. None: it cannot have
         done that, and nothing was corrected.
         """
-        books = self._books
-        rows = books.row_of[flight.slots]  # until a row moves
+        table = self._table
+        rows = table.row_of[flight.slots]  # until a row moves
         held: Bools = rows >= 0
         if _just_as_predicted(flight, ack):
-            books.acked_token_unix_s[flight.makers] = ack.ended_unix_s
+            table.tokens_came(flight.makers, ack.ended_unix_s)
             if np.count_nonzero(flight.firsts):
                 began = flight.firsts & held
-                self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
+                table.first_tokens_came(rows[began], flight.emitted[began], ack.ended_unix_s)
             return Landing(flight.shape, None, 0)
-        did = reported(ack, flight, books.capacity)
-        known = books.prompt_tokens[rows] + books.generated_tokens[rows]
+        did = reported(ack, flight, table.capacity)
+        known = table.prompt_tokens[rows] + table.generated_tokens[rows]
         too_far = held & ~flight.decode & (flight.has + did.computed > known)
         if beyond(did, flight) or np.count_nonzero(too_far):
             return None
-        tbt_s, application = books.tbt_s[rows], books.application[rows]
+        tbt_s, application = table.tbt_s[rows], table.application[rows]
         # the KV is still that which this plan filled
-        same: Bools = held & (books.restarts[rows] == flight.restarts)
-        books.unsure_tokens[rows[same]] -= flight.unsure[same]
-        books.acked_token_unix_s[flight.slots[did.emitted > 0]] = ack.ended_unix_s
+        same: Bools = held & (table.restarts[rows] == flight.restarts)
+        table.verified(rows[same], flight.unsure[same])
+        table.tokens_came(flight.slots[did.emitted > 0], ack.ended_unix_s)
         if np.count_nonzero(flight.firsts):
             began = flight.firsts & held
-            self._first_tokens(rows[began], did.emitted[began], ack.ended_unix_s)
+            table.first_tokens_came(rows[began], did.emitted[began], ack.ended_unix_s)
         missed = self._correct(flight, did, held, same, ack.ended_unix_s)
         self._hold_kv(flight.slots[same])
         drafted = held & (did.drafted > 0)
@@ -68,7 +67,7 @@ class Reconciliation:
         return Landing(_shape_as_run(flight, did), drafts, missed)
 
     def _correct(
-        self, flight: Flight, did: Reported, held: Bools, same: Bools, ended_unix_s: float
+        self, flight: InFlightPlan, did: Reported, held: Bools, same: Bools, ended_unix_s: float
     ) -> int:
         """Correct every entry that did otherwise; return how many did what was not foreseen."""
         otherwise = held & ((did.computed != flight.computed) | (did.emitted != flight.emitted))
@@ -86,14 +85,11 @@ class Reconciliation:
                 missed += not self._correct_entry(flight, i, computed, emitted, bool(same[i]))
         return missed
 
-    def _accept(self, flight: Flight, did: Reported, same: Bools) -> Bools:
+    def _accept(self, flight: InFlightPlan, did: Reported, same: Bools) -> Bools:
         """Add the accepted drafts of the entries that stayed within their bound and go on: most of
         those that speculate, so all at once. Returns which entries these are.
-
-        Accepted drafts are in the draft model's KV too (of a draft accepted to its last token, all
-        but that one).
         """
-        books, rows = self._books, self._books.row_of[flight.slots]
+        table, rows = self._table, self._table.row_of[flight.slots]
         extra = did.emitted - flight.emitted
         more: Bools = (
             same
@@ -102,50 +98,34 @@ class Reconciliation:
             & (extra == did.computed - flight.computed)
             & (extra <= flight.unsure)
         )
-        more[more] = books.generated_tokens[rows[more]] + extra[more] < books.max_tokens[rows[more]]
+        more[more] = table.generated_tokens[rows[more]] + extra[more] < table.max_tokens[rows[more]]
         if self._ahead.releasing:
             more &= ~np.isin(flight.slots, list(self._ahead.releasing))
-        grown, extra = rows[more], extra[more]
-        books.generated_tokens[grown] += extra
-        books.computed_tokens[grown] += extra
-        books.draft_tokens[grown] += extra
-        books.next_due_unix_s[grown] += extra * books.tbt_s[grown]
+        table.accept(rows[more], extra[more])
         return more
 
     def _correct_entry(
-        self, flight: Flight, i: int, computed: int, emitted: int, same: bool
+        self, flight: InFlightPlan, i: int, computed: int, emitted: int, same: bool
     ) -> bool:
         """One entry did otherwise than its row assumes. True if that was foreseen: more drafts were
         accepted than the one token counted.
         """
-        books, slot = self._books, int(flight.slots[i])
-        row = int(books.row_of[slot])
+        table, slot = self._table, int(flight.slots[i])
+        row = int(table.row_of[slot])
         extra = emitted - int(flight.emitted[i])
         moved = computed - int(flight.computed[i])
         foreseen = bool(0 < extra == moved <= flight.unsure[i])
-        books.generated_tokens[row] += extra
-        if slot in self._ahead.releasing:
+        leaves = slot in self._ahead.releasing
+        table.recount(row, extra, leaves=leaves)
+        if leaves or not same:  # without `same` it was preempted since
             return True
-        if math.isfinite(books.next_due_unix_s[row]):
-            books.next_due_unix_s[row] += extra * books.tbt_s[row]
-        known = books.prompt_tokens[row] + books.generated_tokens[row]
-        if not same:  # preempted since: only what must be computed again has changed
-            if books.phase[row] != DECODE:
-                books.target_tokens[row] = known
-            return True
-        books.computed_tokens[row] = max(books.computed_tokens[row] + moved, 0)
-        if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
-            books.target_tokens[row] = known
-            books.phase[row] = PREFILL if books.computed_tokens[row] else WAITING
-        else:
-            books.phase[row] = DECODE
-        self._stay_or_leave(slot)
+        table.reach(row, max(int(table.computed_tokens[row]) + moved, 0))
         return foreseen
 
     # ------------------------------------------------------------ a prefill at another position
 
     def _predict_again(
-        self, flight: Flight, i: int, computed: int, emitted: int, ended_unix_s: float
+        self, flight: InFlightPlan, i: int, computed: int, emitted: int, ended_unix_s: float
     ) -> None:
         """A prefill got further than planned, by what a prefix cache had of it, or nowhere for want
         of room. The plans behind it begin there: their effects on its row are taken back and
@@ -170,115 +150,64 @@ class Reconciliation:
 
         What the KV may become follows in `_hold_kv`.
         """
-        books, slot = self._books, int(flight.slots[i])
-        row = int(books.row_of[slot])
+        table, slot = self._table, int(flight.slots[i])
+        row = int(table.row_of[slot])
         behind = [
             (later, int(j))
             for later in self._ahead.flights
             for j in np.flatnonzero(later.slots == slot)
-            if later.restarts[j] == books.restarts[row]
+            if later.restarts[j] == table.restarts[row]
         ]
-        self._take_back(row, [(flight, i), *behind])
+        taken_back = [(flight, i), *behind]
+        table.take_back(
+            row,
+            sum(int(each.emitted[j]) for each, j in taken_back),
+            first=any(each.firsts[j] for each, j in taken_back),
+        )
         has = int(flight.has[i]) + computed
-        self._emit(row, flight, i, emitted, ended_unix_s)
+        flight.firsts[i] = bool(emitted) and table.make_token(row, ended_unix_s)
         for later, j in behind:
-            known = int(books.prompt_tokens[row] + books.generated_tokens[row])
-            decode = bool(books.generated_tokens[row] > 0 and has == known - 1)
+            known = int(table.prompt_tokens[row] + table.generated_tokens[row])
+            decode = bool(table.generated_tokens[row] > 0 and has == known - 1)
             left, cap = known - has, int(later.caps[j])
             computed = 1 if decode else min(cap, left)
             later.predict_entry(j, has, computed, int(left <= cap), decode)
             has += computed
-            self._emit(row, later, j, int(left <= cap), later.end_unix_s)
-        known = int(books.prompt_tokens[row] + books.generated_tokens[row])
-        books.kv.overdrawn = books.kv.overdrawn or has > books.computed_tokens[row]
-        books.computed_tokens[row] = has
-        decoding = books.generated_tokens[row] > 0 and has == known - 1
-        books.phase[row] = DECODE if decoding else PREFILL if has else WAITING
-        if not decoding:
-            books.target_tokens[row] = known
-        self._stay_or_leave(slot)
-
-    def _take_back(self, row: int, entries: list[tuple[Flight, int]]) -> None:
-        """Undo the tokens that these entries were predicted to make: their count, their deadlines,
-        and the instant of the first.
-        """
-        books = self._books
-        predicted = sum(int(flight.emitted[i]) for flight, i in entries)
-        books.generated_tokens[row] -= predicted
-        if predicted and math.isfinite(books.tbt_s[row]):
-            books.next_due_unix_s[row] -= predicted * books.tbt_s[row]
-        elif not books.generated_tokens[row]:
-            books.next_due_unix_s[row] = books.first_due_unix_s[row]
-        if any(flight.firsts[i] for flight, i in entries):
-            books.first_token_unix_s[row] = math.inf
-            if math.isinf(books.first_due_unix_s[row]):
-                books.next_due_unix_s[row] = math.inf  # it counted from that token
-
-    def _emit(self, row: int, flight: Flight, i: int, emitted: int, at_unix_s: float) -> None:
-        """This entry makes a token at this instant, or none."""
-        books = self._books
-        flight.firsts[i] = emitted and math.isinf(books.first_token_unix_s[row])
-        if not emitted:
-            return
-        if flight.firsts[i]:
-            books.first_token_unix_s[row] = at_unix_s
-        if math.isinf(books.next_due_unix_s[row]) and not books.generated_tokens[row]:
-            books.next_due_unix_s[row] = at_unix_s
-        books.generated_tokens[row] += 1
-        books.next_due_unix_s[row] += books.tbt_s[row]
+            later.firsts[j] = left <= cap and table.make_token(row, later.end_unix_s)
+        if has > table.computed_tokens[row]:
+            table.kv.overdraw()
+        table.reach(row, has)
 
     # ------------------------------------------------------------ parts of every correction
-
-    def _stay_or_leave(self, slot: int) -> None:
-        """A row whose last token is predicted is no longer planned; another is, even if its end was
-        predicted before.
-        """
-        books, row = self._books, int(self._books.row_of[slot])
-        if books.generated_tokens[row] < books.max_tokens[row]:
-            books.come_back(slot)
-        else:
-            books.leave(slot)
-
-    def _first_tokens(self, rows: Indices, emitted: Ints, at_unix_s: float) -> None:
-        """The predicted first tokens of these rows came at this instant, or not at all. A pace
-        without a TTFT counts from there.
-        """
-        books = self._books
-        anchored = np.isinf(books.first_due_unix_s[rows]) & np.isfinite(books.tbt_s[rows])
-        instant = np.where(emitted > 0, at_unix_s, math.inf)
-        shift = instant - books.first_token_unix_s[rows]
-        books.next_due_unix_s[rows[anchored]] += shift[anchored]
-        books.first_token_unix_s[rows] = instant
 
     def _hold_kv(self, slots: Indices) -> None:
         """Hold what these slots may still fill: after all plans in flight, and at the peak of each
         of them.
         """
-        books = self._books
-        rows = books.row_of[slots]
-        upper = books.computed_tokens[rows] + books.unsure_tokens[rows]
+        table = self._table
+        rows = table.row_of[slots]
+        upper = table.computed_tokens[rows] + table.unsure_tokens[rows]
         top = upper.copy()
         for flight in reversed(self._ahead.flights):
-            at = positions(flight.slots, slots, books.capacity)
+            at = positions(flight.slots, slots, table.capacity)
             runs = at >= 0
-            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
+            runs[runs] = flight.restarts[at[runs]] == table.restarts[rows[runs]]
             upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
             top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
-        books.kv_held_blocks[rows] = -(-top // books.block_tokens)
-        if books.draft_kv_blocks:
-            books.draft_held_blocks[rows] = -(-self._draft_top(slots, rows) // books.block_tokens)
+        draft_top = self._draft_top(slots, rows) if table.draft_kv_blocks else None
+        table.hold_kv(rows, top, draft_top)
 
     def _draft_top(self, slots: Indices, rows: Indices) -> Ints:
         """The positions that the draft model may have of these slots, at the peak of each plan in
         flight and after it.
         """
-        books = self._books
-        after = books.computed_tokens[rows] + books.unsure_tokens[rows]
-        top: Ints = books.draft_tokens[rows].copy()
+        table = self._table
+        after = table.computed_tokens[rows] + table.unsure_tokens[rows]
+        top: Ints = table.draft_tokens[rows].copy()
         for flight in reversed(self._ahead.flights):
-            at = positions(flight.slots, slots, books.capacity)
+            at = positions(flight.slots, slots, table.capacity)
             runs = at >= 0
-            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
+            runs[runs] = flight.restarts[at[runs]] == table.restarts[rows[runs]]
             before = after.copy()
             before[runs] -= (flight.computed + flight.unsure)[at[runs]]
             drafts = runs.copy()
@@ -289,7 +218,7 @@ class Reconciliation:
         return top
 
 
-def _just_as_predicted(flight: Flight, ack: PlanAck) -> bool:
+def _just_as_predicted(flight: InFlightPlan, ack: PlanAck) -> bool:
     """Nothing is to be corrected but the instants of first tokens. Never so for a plan that
     speculates: its bounds must come down.
     """
@@ -302,7 +231,7 @@ def _just_as_predicted(flight: Flight, ack: PlanAck) -> bool:
     )
 
 
-def _shape_as_run(flight: Flight, did: Reported) -> BatchShape:
+def _shape_as_run(flight: InFlightPlan, did: Reported) -> BatchShape:
     """A decode computes its root and its drafts; a chunk computes all but what was cached."""
     decoded = flight.decode & (did.computed > 0)
     tokens = np.where(decoded, did.drafted + 1, did.computed - did.cached).astype(np.int32)

@@ -1,11 +1,11 @@
-"""ReplicaCore: the brain of one replica. It keeps the books, sends plans ahead, and corrects the
-books by acks; the policy decides within it.
+"""ReplicaCore: the brain of one replica. It keeps the request table, sends plans ahead, and
+corrects the table by acks; the policy decides within it.
 
 Sans-IO: `handle(event, now_unix_s=...) -> actions`; `wake_at_unix_s()` says when it next wants a
 Tick. One implementation for all policies, live and simulated. docs/architecture.md draws the
 pipeline. The file reads from the events that come in to the actions that go out; each of its parts
-has a file of its own: offers (offer_desk), slots, rows (books), plans in flight (prediction),
-acks (reconciliation), what the policy has chosen ahead (course), the orders of a plan.
+has a file of its own: offers, slots, rows (request_table), plans in flight (prediction),
+acks (reconciliation), what the policy has chosen ahead (planned_ahead), the orders of a plan.
 """
 
 import math
@@ -35,14 +35,14 @@ from shared.core.replica.events import (
     WorkerGone,
 )
 from shared.core.replica.fairness import Fairness
-from shared.core.replica.in_flight import Flight
+from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.lead import Lead
 from shared.core.replica.offers import OfferDesk
 from shared.core.replica.orders import Orders, gives_way, write_orders
-from shared.core.replica.planned_ahead import Course
+from shared.core.replica.planned_ahead import PlannedAhead
 from shared.core.replica.prediction import Prediction
 from shared.core.replica.reconciliation import Landing, Reconciliation
-from shared.core.replica.request_table import Books
+from shared.core.replica.request_table import RequestTable
 from shared.core.replica.roster import roster
 from shared.core.replica.slots import Slots
 from shared.core.tick import Tick
@@ -113,9 +113,9 @@ class ReplicaCore:
         self._epoch = epoch
         self._set = settings or ReplicaSettings()
         self._announce: Announce | None = None
-        self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
-        self._ahead = Prediction(self._books, self._draft)
-        self._reconciliation = Reconciliation(self._books, self._ahead)
+        self._table = RequestTable(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
+        self._ahead = Prediction(self._table, self._draft)
+        self._reconciliation = Reconciliation(self._table, self._ahead)
         self._accepted_shares: tuple[float, ...] = ()
         self._synced = False
         self._sync = 0
@@ -125,7 +125,7 @@ class ReplicaCore:
         self._slots = Slots()
         self._desk = OfferDesk(self._slots)
         self._fairness = Fairness()
-        self._course = Course()
+        self._planned = PlannedAhead()
         self._lead = Lead(self._set.lead_s, self._set.lead_max_s)
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
@@ -184,18 +184,18 @@ class ReplicaCore:
         """Begin anew from what the worker reports. Holds that it has not answered stay reserved."""
         facts = self._announce = event.announce
         self._accepted_shares = merged(facts.draft_yields)
-        for offer in self._books.offers.values():
+        for offer in self._table.offers.values():
             self._fairness.leave(offer)
-        self._books = Books(
+        self._table = RequestTable(
             slots=facts.max_slots,
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,
             context_tokens=facts.context_tokens,
             draft_kv_blocks=facts.draft_kv_blocks,
         )
-        self._ahead = Prediction(self._books, self._draft, chains=facts.longest_chain > 0)
-        self._reconciliation = Reconciliation(self._books, self._ahead)
-        self._course.forget()
+        self._ahead = Prediction(self._table, self._draft, chains=facts.longest_chain > 0)
+        self._reconciliation = Reconciliation(self._table, self._ahead)
+        self._planned.forget()
         self._expired.clear()
         self._next_expiry_unix_s = math.inf
         self._sync = event.sync
@@ -219,7 +219,7 @@ class ReplicaCore:
                 generated_tokens=entry.generated_tokens,
                 draft_tokens=entry.draft_tokens,
             )
-        self._books.share(event.shared_blocks, event.draft_shared_blocks)
+        self._table.share(event.shared_blocks, event.draft_shared_blocks)
         self._synced = True
         self._idle = False
         self._last_end_unix_s = now_unix_s
@@ -265,20 +265,20 @@ class ReplicaCore:
             return OfferDeclined(reason="prompt exceeds the context")
         if offer.generated_tokens >= offer.max_tokens:
             return OfferDeclined(reason="nothing is left to be made")
-        if -(-(known_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
+        if -(-(known_tokens + 1) // self._table.block_tokens) > self._table.kv_blocks:
             return OfferDeclined(reason="prompt exceeds the KV cache")
         return None
 
     def _decide(self, now_unix_s: float, actions: list[ReplicaAction]) -> None:
         asked, promised = self._desk.asked, self._desk.promised
         for offer in asked:
-            self._fairness.enter(offer, self._books, now_unix_s)
+            self._fairness.enter(offer, self._table, now_unix_s)
         view, seen = self._view(self._start_unix_s(now_unix_s), [*promised, *asked])
         view.promised = seen[: len(promised)]
         admissions = list(self._policy.admit(view, seen[len(promised) :]))
         free = self._slots.free
         for n, offer in enumerate(asked):
-            if admissions[n].accepted and self._fairness.crowds(offer, self._books, free):
+            if admissions[n].accepted and self._fairness.crowds(offer, self._table, free):
                 admissions[n] = Admission(False, reason="its tenant has its share of the slots")
             free -= admissions[n].accepted
         actions += self._desk.decide(admissions, epoch=self._epoch, sync=self._sync)
@@ -298,7 +298,7 @@ class ReplicaCore:
             case OfferAccepted():
                 if reservation.over:
                     self._free_reserved(slot, offer)
-                elif not self._books.holds(slot):
+                elif not self._table.holds(slot):
                     self._admit_row(
                         slot, offer, now_unix_s, generated_tokens=offer.generated_tokens
                     )
@@ -335,7 +335,7 @@ class ReplicaCore:
         if ack.ack_seq <= self._ack_seq:
             return  # doubled, or part of what the resync reported
         self._ack_seq = ack.ack_seq
-        flight: Flight | None = None
+        flight: InFlightPlan | None = None
         landing: Landing | None = None
         if ack.plan_seq:
             flight = self._ahead.flights.popleft()
@@ -346,7 +346,7 @@ class ReplicaCore:
         if ack.answering:
             self._end_thinking(ack)
         ended = self._end(ack)
-        if any(self._books.holds(slot) for slot in unpack(ack.skipped).tolist()):
+        if any(self._table.holds(slot) for slot in unpack(ack.skipped).tolist()):
             self._lose_sync("the worker does not have what was planned", actions)
             return
         if self._ahead.misses_an_end:
@@ -365,7 +365,7 @@ class ReplicaCore:
         """Why this ack can be neither the next nor a second copy; empty if it can."""
         if ack.incarnation != incarnation:
             return "another incarnation"
-        if not well_formed(ack, self._books.capacity):
+        if not well_formed(ack, self._table.capacity):
             return "an ack whose columns do not fit"
         if ack.ack_seq <= self._ack_seq:
             return ""
@@ -377,8 +377,8 @@ class ReplicaCore:
             return f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected"
         return ""
 
-    def _land(self, flight: Flight, ack: PlanAck, now_unix_s: float) -> Landing | None:
-        """Correct books and predicted ends by what the worker did; None where it cannot have done
+    def _land(self, flight: InFlightPlan, ack: PlanAck, now_unix_s: float) -> Landing | None:
+        """Correct the table and predicted ends by what the worker did; None if it cannot have done
         that.
         """
         self._acked_seq = flight.seq
@@ -397,22 +397,27 @@ class ReplicaCore:
         """Another pace: what was chosen for the old one may not be right for it."""
         slots, thinking_tokens = unpack(ack.answering), unpack(ack.thinking_tokens)
         for slot, tokens in zip(slots.tolist(), thinking_tokens.tolist(), strict=True):
-            if self._books.holds(slot):
-                self._books.answers(slot, tokens)
+            if self._table.holds(slot):
+                self._table.answers(slot, tokens)
                 self._changed()
 
     def _end(self, ack: PlanAck) -> list[Ended]:
         """Remove the rows of requests that ended; what policies learn from."""
         ended: list[Ended] = []
         for slot, why in ack.ended:
-            if self._books.holds(slot):
+            if self._table.holds(slot):
                 self._remove(slot, why, ended)
             elif slot in self._desk.reserved:
                 self._desk.reserved[slot].over = True
         return ended
 
     def _learn(
-        self, ack: PlanAck, flight: Flight, landing: Landing, ended: list[Ended], now_unix_s: float
+        self,
+        ack: PlanAck,
+        flight: InFlightPlan,
+        landing: Landing,
+        ended: list[Ended],
+        now_unix_s: float,
     ) -> None:
         """Profile, lead and policy learn from an iteration that ran."""
         self.counters.acks += 1
@@ -434,7 +439,7 @@ class ReplicaCore:
         self._policy.observe(seen)
 
     def _on_leapt(self, event: Leapt) -> None:
-        """Books and policy as after so many acks; the profile learns from the iteration that is
+        """Table and policy as after so many acks; the profile learns from the iteration that is
         acked.
         """
         n, flight = event.iterations, self._ahead.flights[0]
@@ -444,7 +449,7 @@ class ReplicaCore:
             event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n
         )
         self._ahead.leap(n, event.ended_unix_s, self._profile)
-        self._course.leapt(n)
+        self._planned.leapt(n)
         self._last_end_unix_s = event.ended_unix_s
         self._policy.observe(seen)
 
@@ -460,7 +465,7 @@ class ReplicaCore:
         generated_tokens: int,
         draft_tokens: int = 0,
     ) -> None:
-        self._books.add(
+        self._table.add(
             slot,
             offer,
             computed_tokens=computed_tokens,
@@ -468,19 +473,19 @@ class ReplicaCore:
             draft_tokens=draft_tokens,
         )
         self._slots.assign(offer, slot)
-        self._fairness.seat(slot, self._books, now_unix_s)
-        leaves_unix_s = float(self._books.leaves_unix_s()[self._books.row_of[slot]])
+        self._fairness.seat(slot, self._table, now_unix_s)
+        leaves_unix_s = float(self._table.leaves_unix_s()[self._table.row_of[slot]])
         self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
         if generated_tokens >= offer.max_tokens:
-            self._books.leave(slot)
+            self._table.leave(slot)
         self._changed()
 
     def _remove(self, slot: int, why: str, ended: list[Ended]) -> None:
-        books = self._books
-        row = int(books.row_of[slot])
-        generated = int(books.generated_tokens[row]) - self._ahead.overcounted(slot)
-        computed = int(books.computed_tokens[row])
-        offer = books.remove(slot)
+        table = self._table
+        row = int(table.row_of[slot])
+        generated = int(table.generated_tokens[row]) - self._ahead.overcounted(slot)
+        computed = int(table.computed_tokens[row])
+        offer = table.remove(slot)
         self._fairness.leave(
             offer,
             prompt_tokens=computed,
@@ -533,10 +538,10 @@ class ReplicaCore:
         return first.end_unix_s + self._set.overdue_s + 5 * first.predicted_s
 
     def _expire(self, now_unix_s: float) -> None:
-        books = self._books
-        leaves_unix_s = books.leaves_unix_s()
+        table = self._table
+        leaves_unix_s = table.leaves_unix_s()
         late = np.flatnonzero(leaves_unix_s <= now_unix_s)
-        self._expired.update(int(books.slot[row]) for row in late)
+        self._expired.update(int(table.slot[row]) for row in late)
         later = leaves_unix_s[leaves_unix_s > now_unix_s]
         self._next_expiry_unix_s = float(later.min(initial=math.inf))
         if len(late):
@@ -546,31 +551,31 @@ class ReplicaCore:
 
     def _changed(self) -> None:
         """Something other than progress happened: ask the policy afresh."""
-        self._course.forget()
+        self._planned.forget()
         self._again_unix_s = math.inf
         self._idle = False
 
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
-        """The next plan, its effects written into the books; None if it would be empty."""
-        books, start = self._books, self._start_unix_s(now_unix_s)
-        choice = self._course.next(books, lambda: self._policy.plan(self._view(start)[0]))
+        """The next plan, its effects written into the table; None if it would be empty."""
+        table, start = self._table, self._start_unix_s(now_unix_s)
+        choice = self._planned.next(table, lambda: self._policy.plan(self._view(start)[0]))
         assert self._policy.declared.drops or all(
             why != FinishReason.DROPPED for _, why in choice.release
         ), "an undeclared drop"
         orders = write_orders(
-            choice, self._expired, books, self._ahead, hand_back=self._set.hand_back
+            choice, self._expired, table, self._ahead, hand_back=self._set.hand_back
         )
         self._expired.clear()
         if orders.relegated:  # they may have waited too long for a first token already
-            leaves_unix_s = float(books.leaves_unix_s().min(initial=math.inf))
+            leaves_unix_s = float(table.leaves_unix_s().min(initial=math.inf))
             self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
         waits = math.isfinite(choice.again_unix_s)
         if waits and not len(choice.slots):
             self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)
         entries = self._ahead.entries(choice)
         if entries.cut:
-            self._course.forget()
-        nothing_runs = not len(entries.slots) and not self._ahead.flights and books.live
+            self._planned.forget()
+        nothing_runs = not len(entries.slots) and not self._ahead.flights and table.live
         silent = not (orders.released or orders.preempted or orders.relegated or waits)
         if nothing_runs and (len(choice.slots) or silent):
             self._make_room(int(choice.slots[0]) if len(choice.slots) else None, orders)
@@ -587,12 +592,12 @@ class ReplicaCore:
 
     def _make_room(self, first: int | None, orders: Orders) -> None:
         """The last resort: a request gives its KV up, so that another gets to run."""
-        victim = gives_way(self._books, first)
+        victim = gives_way(self._table, first)
         if victim is not None:
             self.counters.forced_preemptions += 1
             orders.preempted.append(victim)
             self._ahead.preempt(victim)
-            self._course.forget()
+            self._planned.forget()
 
     def _view(
         self, start_unix_s: float, offers: Sequence[Offer] = ()
@@ -600,7 +605,7 @@ class ReplicaCore:
         """The view, and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
-        view = self._books.view(
+        view = self._table.view(
             start_unix_s,
             self._profile.now,
             self._draft.now,
@@ -610,14 +615,14 @@ class ReplicaCore:
         )
         if not self._fairness.contested:
             return view, offers
-        view.importance, of_offers = self._fairness.importance(self._books, offers)
+        view.importance, of_offers = self._fairness.importance(self._table, offers)
         seen = [
             msgspec.structs.replace(offer, importance=importance)
             for offer, importance in zip(offers, of_offers, strict=True)
         ]
         return view, seen
 
-    def _send(self, flight: Flight, orders: Orders) -> BatchPlan:
+    def _send(self, flight: InFlightPlan, orders: Orders) -> BatchPlan:
         assert self._announce is not None
         self._seq += 1
         self.counters.plans += 1
@@ -658,7 +663,7 @@ class ReplicaCore:
             not self._ahead.flights
             and not self._desk.gathered
             and not self._desk.reserved
-            and self._books.used == 0
+            and self._table.used == 0
         )
 
     @property
@@ -690,16 +695,16 @@ class ReplicaCore:
     @property
     def best_effort(self) -> int:
         """The best-effort requests that the replica holds."""
-        books = self._books
-        return int(np.count_nonzero(books.best_effort[: books.live]))
+        table = self._table
+        return int(np.count_nonzero(table.best_effort[: table.live]))
 
     def slacks_s(self, now_unix_s: float) -> list[float]:
         """The slack of each standard request with a deadline: that of its next token that no plan
         has, minus now.
         """
-        books = self._books
-        due = books.next_due_unix_s[: books.live]
-        owed = ~books.best_effort[: books.live] & np.isfinite(due)
+        table = self._table
+        due = table.next_due_unix_s[: table.live]
+        owed = ~table.best_effort[: table.live] & np.isfinite(due)
         slacks: list[float] = (due[owed] - now_unix_s).tolist()
         return slacks
 
@@ -709,7 +714,7 @@ class ReplicaCore:
         over: 1 unless its choice stays right that long and no request reaches its maximum before
         the last. A driver of virtual time may leap them.
         """
-        return self._course.repeats(self._books, self._ahead.flights)
+        return self._planned.repeats(self._table, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
         """The digest for routers; None before the first resync."""
@@ -717,32 +722,32 @@ class ReplicaCore:
             return None
         digest = digest_of(
             self._announce,
-            self._books,
+            self._table,
             self._desk.promised,
             self._profile,
             planner=planner,
             now_unix_s=now_unix_s,
         )
-        roomy = self._books.kv_free_blocks() * 4 > digest.kv_blocks
-        waiting = best_effort_waiting(self._books)
+        roomy = self._table.kv_free_blocks() * 4 > digest.kv_blocks
+        waiting = best_effort_waiting(self._table)
         surplus = digest.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
         return msgspec.structs.replace(digest, free_slots=self._slots.free, surplus=surplus)
 
     def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
         """The requests in these slots, or in all where none is named."""
-        return roster(self._books, slots)
+        return roster(self._table, slots)
 
     def loads(self) -> tuple[Neighbour, ...]:
         """Those whose standard prefills come before that of a request that is declined now."""
-        return loads_of(self._books, self._desk.promised, self._profile)
+        return loads_of(self._table, self._desk.promised, self._profile)
 
     def check(self) -> None:
-        """Raises AssertionError unless books, slots and flights agree."""
-        self._books.check()
+        """Raises AssertionError unless the table, the slots and the plans in flight agree."""
+        self._table.check()
         self._slots.check(
-            held=set(self._books.offers),
+            held=set(self._table.offers),
             reserved=set(self._desk.reserved),
-            count=self._books.capacity if self._synced else None,
+            count=self._table.capacity if self._synced else None,
         )
         assert len(self._ahead.flights) <= self._set.depth
         for flight in self._ahead.flights:

@@ -1,11 +1,12 @@
-"""The books of one replica: a row per request, a numpy array per column, so that a planning step
-costs microseconds.
+"""The request table of one replica: a row per request, a numpy array per column, so that a planning
+step costs microseconds. Nothing else writes the columns.
 
 A policy may plan rows [0, live); rows [live, used) are leaving, their end is in flight. A request's
 row changes, its slot does not.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
@@ -23,7 +24,7 @@ WAITING, PREFILL, DECODE = int(Phase.WAITING), int(Phase.PREFILL), int(Phase.DEC
 
 
 @dataclass(slots=True, eq=False)
-class BookRows(Rows):
+class TableRows(Rows):
     """The columns that policies see, and others for the core alone."""
 
     # how often its KV was dropped: a plan from before does not count for the KV of now
@@ -46,12 +47,7 @@ _DTYPES: dict[object, type[np.generic]] = {
 }
 
 
-def _columns(rows: type[Rows]) -> dict[str, type[np.generic]]:
-    """Name and dtype of each declared column."""
-    return {name: _DTYPES[kind] for name, kind in get_type_hints(rows).items()}
-
-
-COLUMNS = _columns(BookRows)
+COLUMNS = {name: _DTYPES[kind] for name, kind in get_type_hints(TableRows).items()}
 VIEWED = tuple(field.name for field in fields(Rows))  # in the order that View takes them
 
 
@@ -74,6 +70,10 @@ class SharedKv:
         self.shared = min(max(blocks, 0), held)
         self.overdrawn = self.overdrawn or held - self.shared > self._blocks
 
+    def overdraw(self) -> None:
+        """A prefix cache had more of a prompt than was counted."""
+        self.overdrawn = True
+
     def unshare(self, blocks: int) -> None:
         """A row loses these blocks. Others may have all of them: then none gets free."""
         self.shared = max(0, self.shared - blocks)
@@ -87,7 +87,7 @@ class SharedKv:
         return free
 
 
-class Books(BookRows):
+class RequestTable(TableRows):
     """The rows of every request that a replica holds, as predicted after the plans in flight."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Books(BookRows):
         kv_blocks: int,
         block_tokens: int,
         context_tokens: int,
-        draft_kv_blocks: int = 0,  # 0: the draft model's KV needs no books
+        draft_kv_blocks: int = 0,  # 0: the draft model's KV is not counted
     ) -> None:
         self.capacity = slots
         self.kv_blocks = kv_blocks
@@ -179,10 +179,8 @@ class Books(BookRows):
 
     def _pace(self, row: int, slo: Slo, thinking: bool) -> None:
         self.thinking[row] = thinking
-        self.tbt_s[row], self.tightest_tbt_s[row] = (
-            slo.pace_s(thinking),
-            slo.tightest_pace_s(thinking),
-        )
+        self.tbt_s[row] = slo.pace_s(thinking)
+        self.tightest_tbt_s[row] = slo.tightest_pace_s(thinking)
 
     def answers(self, slot: int, thinking_tokens: int) -> None:
         """Its thinking ended after so many output tokens. Tokens counted here beyond those were due
@@ -198,6 +196,13 @@ class Books(BookRows):
             self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
         self._pace(row, slo, False)
 
+    def set_turn(self, slot: int, tenant: int, turn: float) -> None:
+        row = self.row_of[slot]
+        self.tenant[row], self.turn[row] = tenant, turn
+
+    def set_best_effort(self, slot: int, best_effort: bool) -> None:
+        self.best_effort[self.row_of[slot]] = best_effort
+
     def leaves_unix_s(self) -> Floats:
         """[live] until when each request is served, as things are."""
         n = self.live
@@ -206,7 +211,7 @@ class Books(BookRows):
         return np.minimum(self.expires_unix_s[:n], until)
 
     def leave(self, slot: int) -> None:
-        """Nothing more is planned for the slot; it stays in the books until its end is acked."""
+        """Nothing more is planned for the slot; it stays in the table until its end is acked."""
         row = int(self.row_of[slot])
         if row < self.live:
             self.live -= 1
@@ -251,16 +256,13 @@ class Books(BookRows):
         """The index of an application. A client cannot grow the list beyond 256; further names
         share one.
         """
-        index = self._application_index.get(name)
-        if index is None:
-            if len(self.applications) >= 256:
-                name = "other"
-                if name in self._application_index:
-                    return self._application_index[name]
-            index = len(self.applications)
+        index = self._application_index
+        if name not in index and len(index) >= 256:
+            name = "other"
+        if name not in index:
+            index[name] = len(index)
             self.applications.append(name)
-            self._application_index[name] = index
-        return index
+        return index[name]
 
     def drop_kv(self, row: int) -> None:
         """Forget its KV, the draft model's too."""
@@ -269,12 +271,162 @@ class Books(BookRows):
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.restarts[row] += 1
 
+    def restart(self, row: int) -> None:
+        """Its KV goes, its tokens stay: it must compute all of them again."""
+        self.target_tokens[row] = self.prompt_tokens[row] + self.generated_tokens[row]
+        self.drop_kv(row)
+        self.phase[row] = WAITING
+
+    # ------------------------------------------------------------ what a plan will do
+
+    def advance(self, rows: Indices, computed: Ints, blocks: Ints | int) -> None:
+        """These rows compute so many more positions, and take so many more blocks."""
+        self.kv_held_blocks[rows] += blocks
+        self.computed_tokens[rows] += computed
+
+    def end_chunks(self, rows: Indices, decode: Bools, end_unix_s: float) -> tuple[Bools, Bools]:
+        """The chunks of the rows that do not decode are computed: a prefill that begins leaves
+        WAITING, one that ends becomes a decode. Returns which rows make a token, and which make
+        their first.
+        """
+        chunks = (~decode).nonzero()[0]
+        of_chunks = rows[chunks]
+        ends: Bools = self.computed_tokens[of_chunks] >= self.target_tokens[of_chunks]
+        self.phase[of_chunks] = np.where(ends, DECODE, PREFILL)
+        if not np.count_nonzero(ends):
+            return decode, np.zeros(len(rows), dtype=np.bool_)
+        ended = chunks[ends]
+        emitted = decode.copy()
+        emitted[ended] = True
+        firsts = emitted & np.isinf(self.first_token_unix_s[rows])
+        self.first_token_unix_s[rows[firsts]] = end_unix_s
+        # without a TTFT the pace counts from the first token
+        ended_rows = rows[ended]
+        unpaced = np.isinf(self.next_due_unix_s[ended_rows])
+        free = ended_rows[unpaced & (self.generated_tokens[ended_rows] == 0)]
+        self.next_due_unix_s[free] = end_unix_s
+        return emitted, firsts
+
+    def make_tokens(self, rows: Indices, tokens: Ints | int = 1) -> None:
+        """Each of these rows makes so many tokens; a row that makes its last one leaves."""
+        self.next_due_unix_s[rows] += tokens * self.tbt_s[rows]  # deadlines are cumulative
+        generated = self.generated_tokens[rows] + tokens
+        self.generated_tokens[rows] = generated
+        for slot in self.slot[rows[generated >= self.max_tokens[rows]]].tolist():
+            self.leave(slot)
+
+    def draft(self, rows: Indices, most: Ints, unsure: Ints) -> None:
+        """These rows draft: the draft model then has what they have, and one position more.
+        `most`: as in `draft_blocks_for`. `unsure`: tokens that they may make beyond the one.
+        """
+        if self.draft_kv_blocks:
+            self.draft_held_blocks[rows] += self.draft_blocks_for(rows, most)
+        self.draft_tokens[rows] = self.computed_tokens[rows] + 1
+        self.unsure_tokens[rows] += unsure
+
+    def date_newest_tokens(self, made: Iterable[tuple[Indices, float]]) -> None:
+        """Date the newest token of each live row: at the end of the last plan that makes one, or
+        when its newest acked one came. `made`: slots and end of each plan in flight, in order.
+        """
+        newest_unix_s = self.newest_token_unix_s
+        newest_unix_s[: self.live] = self.acked_token_unix_s[self.slot[: self.live]]
+        for slots, end_unix_s in made:
+            rows = self.row_of[slots]
+            newest_unix_s[rows[self.plannable(rows)]] = end_unix_s
+
+    # ------------------------------------------------------------ what an ack corrects
+
+    def tokens_came(self, slots: Indices, at_unix_s: float) -> None:
+        """A token of each of these slots is acked."""
+        self.acked_token_unix_s[slots] = at_unix_s
+
+    def first_tokens_came(self, rows: Indices, emitted: Ints, at_unix_s: float) -> None:
+        """The predicted first tokens of these rows came at this instant, or not at all. A pace
+        without a TTFT counts from there.
+        """
+        anchored = np.isinf(self.first_due_unix_s[rows]) & np.isfinite(self.tbt_s[rows])
+        instant = np.where(emitted > 0, at_unix_s, math.inf)
+        shift = instant - self.first_token_unix_s[rows]
+        self.next_due_unix_s[rows[anchored]] += shift[anchored]
+        self.first_token_unix_s[rows] = instant
+
+    def verified(self, rows: Indices, unsure: Ints) -> None:
+        """So many tokens of these rows are no longer unsure."""
+        self.unsure_tokens[rows] -= unsure
+
+    def accept(self, rows: Indices, drafts: Ints) -> None:
+        """So many drafts of these rows were accepted. They are in the draft model's KV too (of a
+        draft accepted to its last token, all but that one).
+        """
+        self.make_tokens(rows, drafts)
+        self.computed_tokens[rows] += drafts
+        self.draft_tokens[rows] += drafts
+
+    def recount(self, row: int, extra: int, *, leaves: bool) -> None:
+        """It made so many more tokens than predicted, or fewer. Unless it leaves, its deadlines
+        move, and a prefill has as many more to compute.
+        """
+        self.generated_tokens[row] += extra
+        if leaves:
+            return
+        if math.isfinite(self.next_due_unix_s[row]):
+            self.next_due_unix_s[row] += extra * self.tbt_s[row]
+        if self.phase[row] != DECODE:
+            self.target_tokens[row] = self.prompt_tokens[row] + self.generated_tokens[row]
+
+    def reach(self, row: int, computed_tokens: int) -> None:
+        """It has so many positions. Its phase, what it has left to compute, and whether it is
+        planned follow; it may be planned again although its end was predicted before.
+        """
+        known = self.prompt_tokens[row] + self.generated_tokens[row]
+        self.computed_tokens[row] = computed_tokens
+        if self.generated_tokens[row] > 0 and computed_tokens >= known - 1:
+            self.phase[row] = DECODE
+        else:
+            self.target_tokens[row] = known
+            self.phase[row] = PREFILL if computed_tokens else WAITING
+        if self.generated_tokens[row] < self.max_tokens[row]:
+            self.come_back(int(self.slot[row]))
+        else:
+            self.leave(int(self.slot[row]))
+
+    def take_back(self, row: int, tokens: int, *, first: bool) -> None:
+        """Undo so many tokens that it was predicted to make: their count, their deadlines, and the
+        instant of the first if it is among them.
+        """
+        self.generated_tokens[row] -= tokens
+        if tokens and math.isfinite(self.tbt_s[row]):
+            self.next_due_unix_s[row] -= tokens * self.tbt_s[row]
+        elif not self.generated_tokens[row]:
+            self.next_due_unix_s[row] = self.first_due_unix_s[row]
+        if first:
+            self.first_token_unix_s[row] = math.inf
+            if math.isinf(self.first_due_unix_s[row]):
+                self.next_due_unix_s[row] = math.inf  # it counted from that token
+
+    def make_token(self, row: int, at_unix_s: float) -> bool:
+        """It makes a token at this instant. True: its first."""
+        first = math.isinf(self.first_token_unix_s[row])
+        if first:
+            self.first_token_unix_s[row] = at_unix_s
+        if math.isinf(self.next_due_unix_s[row]) and not self.generated_tokens[row]:
+            self.next_due_unix_s[row] = at_unix_s
+        self.generated_tokens[row] += 1
+        self.next_due_unix_s[row] += self.tbt_s[row]
+        return first
+
+    def hold_kv(self, rows: Indices, top: Ints, draft_top: Ints | None = None) -> None:
+        """These rows hold the blocks of so many positions, and of the draft model's."""
+        self.kv_held_blocks[rows] = -(-top // self.block_tokens)
+        if draft_top is not None:
+            self.draft_held_blocks[rows] = -(-draft_top // self.block_tokens)
+
     def share(self, blocks: int, draft_blocks: int) -> None:
         """The worker saves so many blocks, and so many of the draft model's, less those that plans
         in flight drop.
         """
-        self.kv.share(blocks, self._held_blocks())
-        self.draft_kv.share(draft_blocks, self._draft_held_blocks())
+        self.kv.share(blocks, self._sum(self.kv_held_blocks))
+        self.draft_kv.share(draft_blocks, self._sum(self.draft_held_blocks))
 
     def _unshare(self, row: int) -> None:
         """Its KV goes, the draft model's too."""
@@ -283,30 +435,26 @@ class Books(BookRows):
 
     # ------------------------------------------------------------ sums
 
-    def _held_blocks(self) -> int:
-        return int(self.kv_held_blocks[: self.used].sum())
-
-    def _draft_held_blocks(self) -> int:
-        return int(self.draft_held_blocks[: self.used].sum())
+    def _sum(self, held_blocks: Ints) -> int:
+        return int(held_blocks[: self.used].sum())
 
     def kv_free_blocks(self) -> int:
-        return self.kv.free(self._held_blocks())
+        return self.kv.free(self._sum(self.kv_held_blocks))
 
     def blocks_for(self, rows: Indices, caps: Ints) -> Ints:
         """Blocks that entries with these caps newly take, at their upper bound."""
-        top = self.computed_tokens[rows] + self.unsure_tokens[rows] + caps
-        needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
-        return needed
+        return self._blocks_beyond(self.kv_held_blocks, rows, caps)
 
     def draft_free_blocks(self) -> int:
-        return self.draft_kv.free(self._draft_held_blocks())
+        return self.draft_kv.free(self._sum(self.draft_held_blocks))
 
     def draft_blocks_for(self, rows: Indices, most: Ints) -> Ints:
-        """Blocks of the draft model's KV that drafting for these rows newly takes, at its upper
-        bound. `most`: as `draft_room` has it.
-        """
-        top = self.computed_tokens[rows] + self.unsure_tokens[rows] + most
-        newly: Ints = np.maximum(-(-top // self.block_tokens) - self.draft_held_blocks[rows], 0)
+        """The same of the draft model's KV. `most`: as `draft_room` has it."""
+        return self._blocks_beyond(self.draft_held_blocks, rows, most)
+
+    def _blocks_beyond(self, held_blocks: Ints, rows: Indices, tokens: Ints) -> Ints:
+        top = self.computed_tokens[rows] + self.unsure_tokens[rows] + tokens
+        newly: Ints = np.maximum(-(-top // self.block_tokens) - held_blocks[rows], 0)
         return newly
 
     def view(
@@ -318,7 +466,7 @@ class Books(BookRows):
         accepted_shares: Sequence[float] = (),
         longest_chain: int = 0,
     ) -> View:
-        """A window on the live rows; no copies. It is valid until the books change."""
+        """A window on the live rows; no copies. It is valid until the table changes."""
         if len(self._window[0]) != self.live:
             self._window = [column[: self.live] for column in self._viewed]
         return View(
@@ -337,7 +485,7 @@ class Books(BookRows):
         )
 
     def check(self) -> None:
-        """Raises AssertionError unless the books balance."""
+        """Raises AssertionError unless the table balances."""
         assert 0 <= self.live <= self.used <= self.capacity
         n = self.used
         slots = self.slot[:n].tolist()
@@ -345,11 +493,8 @@ class Books(BookRows):
         assert set(slots) == set(self.offers), "rows and offers differ"
         assert all(self.row_of[s] == r for r, s in enumerate(slots)), "row_of is wrong"
         assert self.kv_free_blocks() >= 0, "KV promised beyond capacity"
-        assert not self.draft_kv_blocks or self.draft_free_blocks() >= 0, (
-            "draft KV promised beyond capacity"
-        )
+        assert not self.draft_kv_blocks or self.draft_free_blocks() >= 0, "draft KV beyond capacity"
         top = -(-(self.computed_tokens[:n] + self.unsure_tokens[:n]) // self.block_tokens)
         assert (self.kv_held_blocks[:n] >= top).all(), "KV held below what is computed"
-        assert (self.computed_tokens[: self.live] >= 0).all() and (
-            self.unsure_tokens[:n] >= 0
-        ).all()
+        assert (self.computed_tokens[: self.live] >= 0).all()
+        assert (self.unsure_tokens[:n] >= 0).all()

@@ -14,7 +14,7 @@ from shared.core.offer import offer_of
 from shared.core.worker.step import Load, Outgoing, TurnDone, Work
 from shared.measure import Measure
 from shared.policy.need import Pace
-from shared.request_timeline import Diary
+from shared.request_timeline import RequestTimeline
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -237,7 +237,7 @@ class HeldRequest:
             best_effort=self.service_class is ServiceClass.BEST_EFFORT,
         )
 
-    def snapshot_entry(self, diary: Diary) -> SnapshotEntry:
+    def snapshot_entry(self, timeline: RequestTimeline) -> SnapshotEntry:
         """The whole output so far, from offset 0."""
         return SnapshotEntry(
             held=Held(
@@ -255,7 +255,7 @@ class HeldRequest:
             relegated=self.relegated,
             logprobs=list(self.logprobs),
             cached_tokens=self.cached_tokens if self.begun else None,
-            diary=diary,
+            diary=timeline,
         )
 
     def resync_entry(self) -> ResyncEntry:
@@ -268,7 +268,9 @@ class HeldRequest:
             draft_tokens=self.drafted,
         )
 
-    def over(self, why: str, replica: ReplicaId, incarnation: str, diary: Diary) -> AttemptOver:
+    def over(
+        self, why: str, replica: ReplicaId, incarnation: str, timeline: RequestTimeline
+    ) -> AttemptOver:
         """The end of this attempt, with all that the next one needs."""
         return AttemptOver(
             key=self.record.key,
@@ -284,7 +286,7 @@ class HeldRequest:
                 measure=self.measure,
                 logprobs=self.logprobs,
                 cached_tokens=self.cached_tokens,
-                diary=diary,
+                diary=timeline,
             ),
             message=self.message,
         )

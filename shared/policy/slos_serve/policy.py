@@ -8,7 +8,7 @@ drafted.py), sequential routing (shared/routing/).
 
 Where this differs from the paper:
 - *When it plans* (Algorithm 1): offers are decided as they come, jointly where they come together.
-  Batches are planned when the books ask; a horizon ends with an arrival or an end. An offer that
+  Batches are planned when the planner asks; a horizon ends with an arrival or an end. An offer that
   waited for others would only have less time.
 - *The loss at a deadline*: a batch may end at a deadline (batch.py). So of the batch in which a
   deadline lies only the time of its decodes is lost, not all of it. Elsewhere PB* is linear in

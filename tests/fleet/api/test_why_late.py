@@ -61,7 +61,7 @@ async def explained_running(bus: NatsBus, client: Client) -> Explanation:
 
 
 async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
-    """The replica that has taken the request last, as soon as its diary names one."""
+    """The replica that has taken the request last, as soon as its timeline names one."""
     async with asyncio.timeout(WAIT_S):
         while True:
             found = await explained(bus, name, tenant)

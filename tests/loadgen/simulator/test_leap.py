@@ -21,7 +21,7 @@ from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
 from tests.rings import slow_but
 
 PROFILE = "a100-llama3-8b"
-# More slots than there are requests: each check of the books looks at every slot, and the simulator
+# More slots than there are requests: each check of the table looks at every slot, and the simulator
 # has 16,384 where nothing is said.
 ROOMY = ReplicaFacts(max_slots=256)
 # KV runs short: preemptions, and leaps that must stop before it does

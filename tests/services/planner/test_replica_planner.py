@@ -284,8 +284,8 @@ def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
         running = asyncio.create_task(planner.run())
         await asyncio.sleep(0.1)
         running.cancel()
-        books = planner.core._books
-        return books.kv.shared, books.draft_kv.shared
+        table = planner.core._table
+        return table.kv.shared, table.draft_kv.shared
 
     assert run_virtual(main()) == (5, 4)
 

@@ -8,7 +8,7 @@ Row = dict[str, float]
 
 
 def cases(method: Callable[..., object]) -> dict[str, dict[str, str]]:
-    """Cell by column of the books, by case."""
+    """Cell by column of the request table, by case."""
     text = inspect.getdoc(method) or ""
     lines = [line.strip() for line in text.splitlines() if "|" in line]
     head, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]

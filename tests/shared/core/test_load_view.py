@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shared.core.load_view import FORGET_S, STALE_S, LoadView
 from shared.core.replica.digest import digest_of
-from shared.core.replica.request_table import Books
+from shared.core.replica.request_table import RequestTable
 from shared.perf import profile_file
 from shared.schemas import Announce, Digest
 from shared.vocabulary import ReplicaId
@@ -148,7 +148,7 @@ def test_a_digest_names_the_block_size_of_its_replica() -> None:
         kv_blocks=9, block_tokens=32,
         context_tokens=100, max_slots=1, epoch=0,
     )  # fmt: skip
-    books = Books(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)
+    table = RequestTable(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)
     profile = profile_file.read("a100-llama3-8b").profile()
-    published = digest_of(announce, books, (), profile, planner="p", now_unix_s=NOW)
+    published = digest_of(announce, table, (), profile, planner="p", now_unix_s=NOW)
     assert (published.kv_free_blocks, published.block_tokens) == (9, 32)

@@ -415,7 +415,7 @@ def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(
     entry = registry.Entry(sarathi.Settings, lambda _: policy)
     monkeypatch.setitem(registry.POLICIES, "tree", entry)
     result = run(drawn(1.5, 10.0, seed=11), "tree", "live")
-    # Entries of requests that ended in that very step count, too: they were still in the books.
+    # Entries of requests that ended in that very step count, too: they were still in the table.
     assert sum(int(drafts.drafted.sum()) for drafts in policy.drafts) == result.drafted
     assert sum(int(drafts.accepted.sum()) for drafts in policy.drafts) == result.accepted
     assert sum(len(drafts.drafted) for drafts in policy.drafts) == result.verifications

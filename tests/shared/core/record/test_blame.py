@@ -16,10 +16,10 @@ from shared.request_timeline import (
     FIELDS,
     Account,
     Cause,
-    Diary,
     Happened,
     Happening,
     Neighbour,
+    RequestTimeline,
 )
 from shared.vocabulary import Missed, Slo
 
@@ -52,8 +52,8 @@ def test_the_main_cause_is_what_took_most_beyond_the_work_that_was_due(
 
 
 def test_a_token_that_has_not_come_is_the_first_missed_once_it_is_due() -> None:
-    diary = Diary(account=account(queue_s=0.7))
-    arguments = (SLO, ARRIVED, Measure(), diary)
+    timeline = RequestTimeline(account=account(queue_s=0.7))
+    arguments = (SLO, ARRIVED, Measure(), timeline)
     assert first_missed(*arguments, ARRIVED + 0.4, good=False) is None
     found = first_missed(*arguments, ARRIVED + 0.7, good=False)
     assert found is not None
@@ -64,8 +64,8 @@ def test_a_token_that_has_not_come_is_the_first_missed_once_it_is_due() -> None:
 def test_an_answer_that_ends_after_its_ttlt_missed_that() -> None:
     slo = Slo(ttlt_s=2.0)
     measure = Measure.begin(slo, ARRIVED).emit(1, ARRIVED + 2.5, slo)
-    diary = Diary(account=account(decodes_s=1.0, control_s=1.5))
-    found = first_missed(slo, ARRIVED, measure, diary, ARRIVED + 2.5, good=True)
+    timeline = RequestTimeline(account=account(decodes_s=1.0, control_s=1.5))
+    found = first_missed(slo, ARRIVED, measure, timeline, ARRIVED + 2.5, good=True)
     assert found is not None
     assert (found.token, found.bound, found.due_s, found.came_s) == (0, Missed.TTLT, 2.0, 2.5)
     assert found.cause is Cause.CONTROL
@@ -110,7 +110,7 @@ def test_phases_follow_one_another_from_arrival_to_end_without_a_hole(
     steps: list[Happening], life_s: float
 ) -> None:
     ended = ARRIVED + life_s
-    found = phases(Diary(happenings=tuple(steps)), ARRIVED, ended)
+    found = phases(RequestTimeline(happenings=tuple(steps)), ARRIVED, ended)
     assert (found[0].start_unix_s, found[-1].end_unix_s) == (ARRIVED, ended)
     for phase, following in pairwise(found):
         assert phase.end_unix_s == following.start_unix_s
@@ -129,13 +129,13 @@ def test_a_life_in_phases() -> None:
         (1.7, Happened.HELD, "r2", ""),
         (1.8, Happened.BEGAN, "r2", ""),
     ]
-    diary = Diary(
+    timeline = RequestTimeline(
         happenings=tuple(
             Happening(at_unix_s=ARRIVED + at, what=what, replica=replica, why=why)
             for at, what, replica, why in steps
         )
     )
-    found = phases(diary, ARRIVED, ARRIVED + 2.0)
+    found = phases(timeline, ARRIVED, ARRIVED + 2.0)
     assert [(p.name, p.replica, p.attempt) for p in found] == [
         ("placing", "", 0),
         ("relegated", "", 0),
@@ -146,9 +146,9 @@ def test_a_life_in_phases() -> None:
         ("queue", "r2", 2),
         ("iterations", "r2", 2),
     ]
-    assert diary.waits_for is Cause.CONTROL
-    assert replace(diary, happenings=diary.happenings[:6]).waits_for is Cause.MOVING
-    assert replace(diary, happenings=diary.happenings[:1]).waits_for is Cause.RELEGATED
+    assert timeline.waits_for is Cause.CONTROL
+    assert replace(timeline, happenings=timeline.happenings[:6]).waits_for is Cause.MOVING
+    assert replace(timeline, happenings=timeline.happenings[:1]).waits_for is Cause.RELEGATED
 
 
 def test_neighbours_in_words() -> None:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.core.record.explanation import answer, shares
-from shared.request_timeline import Account, Cause, Diary
+from shared.request_timeline import Account, Cause, RequestTimeline
 from shared.schemas import FirstMissed, Record, Resume, Verdict
 from shared.vocabulary import (
     FinishReason,
@@ -25,7 +25,7 @@ RECORD = Record(
     service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=0.5, tbt_s=0.03),
     importance=1.0, application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
     prompt_tokens=4, max_tokens=40, stream_subject="s",
-    resume=Resume(diary=Diary(account=Account(until_unix_s=5.0, decodes_s=0.5))),
+    resume=Resume(diary=RequestTimeline(account=Account(until_unix_s=5.0, decodes_s=0.5))),
 )  # fmt: skip
 
 

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.record import record as life
-from shared.core.record.time_accounting import Chunk, Ledger, Spent
+from shared.core.record.time_accounting import Chunk, Spent, TimeAccounting
 from shared.core.worker.step import TurnDone
-from shared.request_timeline import CAUSES, HAPPENINGS, Account, Diary, Happened, Neighbour, merged
+from shared.request_timeline import (
+    CAUSES,
+    HAPPENINGS,
+    Account,
+    Happened,
+    Neighbour,
+    RequestTimeline,
+    merged,
+)
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -135,8 +143,8 @@ def check(account: Account, arrived_s: float) -> None:
     assert all(n.seconds >= 0.0 and n.requests > 0 for n in account.neighbours)
 
 
-def alike(one: Diary, other: Diary) -> None:
-    """The same diary, but for the last bits of sums that were added in another order, and for
+def alike(one: RequestTimeline, other: RequestTimeline) -> None:
+    """The same timeline, but for the last bits of sums that were added in another order, and for
     neighbours that were counted before and after a snapshot.
     """
     accounts = [(one.account, other.account)]
@@ -209,15 +217,15 @@ def place(record: Record, replica: ReplicaId, now_s: float) -> Record:
 
 
 def check_end(record: Record) -> None:
-    verdict, diary = record.verdict, record.resume.diary
+    verdict, timeline = record.verdict, record.resume.diary
     assert verdict is not None
-    check(diary.account, record.arrived_unix_s)
-    assert diary.account.until_unix_s == pytest.approx(verdict.ended_unix_s)
-    assert len(diary.happenings) <= HAPPENINGS
-    times = [happening.at_unix_s for happening in diary.happenings]
+    check(timeline.account, record.arrived_unix_s)
+    assert timeline.account.until_unix_s == pytest.approx(verdict.ended_unix_s)
+    assert len(timeline.happenings) <= HAPPENINGS
+    times = [happening.at_unix_s for happening in timeline.happenings]
     assert times == sorted(times)
-    held = sum(happening.what is Happened.HELD for happening in diary.happenings)
-    assert held == record.attempt or diary.left_out
+    held = sum(happening.what is Happened.HELD for happening in timeline.happenings)
+    assert held == record.attempt or timeline.left_out
     first = verdict.first_missed
     assert (first is None) == verdict.slo_met
     if first is not None:
@@ -234,12 +242,12 @@ def decodes(ended_s: float, exec_s: float) -> Spent:
 
 
 def test_a_request_that_waits_behind_two_prefills_of_others_says_so() -> None:
-    ledger = Ledger("r1")
+    accounting = TimeAccounting("r1")
     for slot, key in enumerate(("acme.a", "acme.b", "mine.c")):
-        ledger.held(held(slot, key, 10.0), Diary().waited(9.5, 10.0))
-    ledger.ran([0, 1], [Chunk(0, 300, True), Chunk(1, 100, True)], decodes(10.5, 0.4))
-    ledger.ran([0, 1, 2], [Chunk(2, 100, True)], Spent(10.8, 0.3, 0.1, 0.0))
-    account = ledger.diary(2).account
+        accounting.held(held(slot, key, 10.0), RequestTimeline().waited(9.5, 10.0))
+    accounting.ran([0, 1], [Chunk(0, 300, True), Chunk(1, 100, True)], decodes(10.5, 0.4))
+    accounting.ran([0, 1, 2], [Chunk(2, 100, True)], Spent(10.8, 0.3, 0.1, 0.0))
+    account = accounting.timeline(2).account
     assert account.placing_s == pytest.approx(0.5)
     assert account.queue_s == pytest.approx(0.4)
     assert account.prefill_s == pytest.approx(0.2)
@@ -252,11 +260,11 @@ def test_a_request_that_waits_behind_two_prefills_of_others_says_so() -> None:
 
 
 def test_one_held_while_an_iteration_runs_has_its_part_of_it() -> None:
-    ledger = Ledger("r1")
-    ledger.held(held(0, "acme.a", 10.0), Diary().waited(10.0, 10.0))
-    ledger.held(held(1, "mine.b", 10.3), Diary().waited(10.3, 10.3))
-    ledger.ran([0], [Chunk(0, 300, False)], decodes(10.4, 0.4))
-    account = ledger.diary(1).account
+    accounting = TimeAccounting("r1")
+    accounting.held(held(0, "acme.a", 10.0), RequestTimeline().waited(10.0, 10.0))
+    accounting.held(held(1, "mine.b", 10.3), RequestTimeline().waited(10.3, 10.3))
+    accounting.ran([0], [Chunk(0, 300, False)], decodes(10.4, 0.4))
+    account = accounting.timeline(1).account
     assert account.queue_s == pytest.approx(0.1)
     [whose] = account.neighbours
     assert (whose.requests, whose.seconds) == (1, pytest.approx(0.1))
@@ -274,13 +282,13 @@ def test_neighbours_beyond_the_largest_are_summed_up() -> None:
     ]
 
 
-def test_a_diary_keeps_the_first_and_the_last_steps() -> None:
-    ledger = Ledger("r1")
-    ledger.held(held(0, "acme.a", 0.0), Diary())
+def test_a_timeline_keeps_the_first_and_the_last_steps() -> None:
+    accounting = TimeAccounting("r1")
+    accounting.held(held(0, "acme.a", 0.0), RequestTimeline())
     for n in range(100):
-        ledger.note(Happened.PREEMPTED, [0], float(n))
-    diary = ledger.leave(0)
-    assert len(diary.happenings) == HAPPENINGS
-    assert diary.left_out == 101 - HAPPENINGS
-    assert diary.happenings[0].what is Happened.HELD
-    assert diary.happenings[-1].at_unix_s == 99.0
+        accounting.note(Happened.PREEMPTED, [0], float(n))
+    timeline = accounting.leave(0)
+    assert len(timeline.happenings) == HAPPENINGS
+    assert timeline.left_out == 101 - HAPPENINGS
+    assert timeline.happenings[0].what is Happened.HELD
+    assert timeline.happenings[-1].at_unix_s == 99.0

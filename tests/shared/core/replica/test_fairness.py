@@ -12,7 +12,7 @@ from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.core.replica.fairness import CREDIT_TOKENS, QUANTUM_TOKENS, STEP, Fairness
-from shared.core.replica.request_table import Books
+from shared.core.replica.request_table import RequestTable
 from shared.rules.tiers import DEFAULT
 from shared.schemas import Offer
 from shared.vocabulary import RequestKey, ServiceClass, Slo
@@ -37,26 +37,28 @@ def offer(tenant: str, number: int, *, tokens: int = 1000, **more: float) -> Off
 
 
 class Replica:
-    """Books and fairness, as the core uses them."""
+    """The request table and fairness, as the core uses them."""
 
     def __init__(self, slots: int = 2000) -> None:
-        self.books = Books(slots=slots, kv_blocks=10**6, block_tokens=16, context_tokens=10**6)
+        self.table = RequestTable(
+            slots=slots, kv_blocks=10**6, block_tokens=16, context_tokens=10**6
+        )
         self.fairness = Fairness()
 
     def take(self, offers: Iterable[Offer], now_unix_s: float = 0.0) -> None:
         for each in offers:
-            slot = self.books.used
-            self.fairness.enter(each, self.books, now_unix_s)
-            self.books.add(slot, each)
-            self.fairness.seat(slot, self.books, now_unix_s)
+            slot = self.table.used
+            self.fairness.enter(each, self.table, now_unix_s)
+            self.table.add(slot, each)
+            self.fairness.seat(slot, self.table, now_unix_s)
 
     def seen(self) -> dict[str, list[float]]:
         """The importances that a policy sees, by tenant, in the order of the requests."""
-        shown, _ = self.fairness.importance(self.books, ())
+        shown, _ = self.fairness.importance(self.table, ())
         seen: dict[str, list[float]] = {}
-        for slot in sorted(self.books.offers):
-            tenant = self.books.offers[slot].key.partition(".")[0]
-            seen.setdefault(tenant, []).append(float(shown[self.books.row_of[slot]]))
+        for slot in sorted(self.table.offers):
+            tenant = self.table.offers[slot].key.partition(".")[0]
+            seen.setdefault(tenant, []).append(float(shown[self.table.row_of[slot]]))
         return seen
 
 
@@ -112,15 +114,15 @@ def test_a_tenant_that_was_away_has_no_more_credit_than_stated(
     """Another was given `away_tokens` meanwhile, and has more to do."""
     replica = Replica()
     first = offer("b", 0, weight=weight)
-    replica.fairness.enter(first, replica.books, 0.0)
+    replica.fairness.enter(first, replica.table, 0.0)
     replica.fairness.leave(first, prompt_tokens=1000)
     for n in range(10):
         before = offer("a", n, tokens=away_tokens // 10)
-        replica.fairness.enter(before, replica.books, 1.0)
+        replica.fairness.enter(before, replica.table, 1.0)
         replica.fairness.leave(before, prompt_tokens=before.prompt_tokens)
     replica.take([offer("a", 10)], 2.0)
     replica.take([offer("b", 1, weight=weight)], 2.0)
-    turn = dict(zip(replica.books.slot.tolist(), replica.books.turn.tolist(), strict=True))
+    turn = dict(zip(replica.table.slot.tolist(), replica.table.turn.tolist(), strict=True))
     assert turn[0] - turn[1] <= CREDIT_TOKENS + 1e-6
 
 
@@ -129,7 +131,7 @@ def test_a_tenant_pays_only_for_what_was_done() -> None:
     replica.take([offer("b", 0)])
     for n in range(1000):
         asked = offer("a", n)
-        replica.fairness.enter(asked, replica.books, 0.0)
+        replica.fairness.enter(asked, replica.table, 0.0)
         replica.fairness.leave(asked)  # declined
     replica.take(offer("a", n) for n in range(1000, 1003))
     assert set(replica.seen()["a"]) == {1.0}
@@ -139,15 +141,15 @@ def test_the_last_slots_are_left_to_tenants_that_have_less_than_their_share() ->
     replica = Replica(slots=80)
     replica.take(offer("a", n) for n in range(70))
     more, other = offer("a", 70), offer("b", 0)
-    replica.fairness.enter(more, replica.books, 0.0)
-    assert not replica.fairness.crowds(more, replica.books, 10), "nobody else asks"
-    replica.fairness.enter(other, replica.books, 0.0)
-    assert replica.fairness.crowds(more, replica.books, 10)
-    assert not replica.fairness.crowds(other, replica.books, 10)
-    assert not replica.fairness.crowds(more, replica.books, 11), "these are not the last"
+    replica.fairness.enter(more, replica.table, 0.0)
+    assert not replica.fairness.crowds(more, replica.table, 10), "nobody else asks"
+    replica.fairness.enter(other, replica.table, 0.0)
+    assert replica.fairness.crowds(more, replica.table, 10)
+    assert not replica.fairness.crowds(other, replica.table, 10)
+    assert not replica.fairness.crowds(more, replica.table, 11), "these are not the last"
     important = offer("a", 71, importance=2.0)
-    replica.fairness.enter(important, replica.books, 0.0)
-    assert not replica.fairness.crowds(important, replica.books, 10)
+    replica.fairness.enter(important, replica.table, 0.0)
+    assert not replica.fairness.crowds(important, replica.table, 10)
 
 
 # ---------------------------------------------------------------- whole runs

@@ -1,4 +1,4 @@
-"""The tables of `Prediction.launch` and `Reconciliation._predict_again` against real books: every
+"""The tables of `Prediction.launch` and `Reconciliation._predict_again` against a real table: every
 case, every column.
 """
 
@@ -10,7 +10,7 @@ import pytest
 from shared.columns import pack
 from shared.core.replica.prediction import Entries, Prediction
 from shared.core.replica.reconciliation import Reconciliation
-from shared.core.replica.request_table import COLUMNS, Books
+from shared.core.replica.request_table import COLUMNS, RequestTable
 from shared.perf.draft import Draft
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile
@@ -50,12 +50,12 @@ def offer(key: str, generated: int, ttft_s: float | None) -> Offer:
 
 
 class Scene:
-    """One request in real books. `computed` and `generated` are what a worker has of it."""
+    """One request in a real table. `computed` and `generated` are what a worker has of it."""
 
     def __init__(self, *, ttft_s: float | None, computed: int, generated: int) -> None:
-        self.books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
-        self.ahead = Prediction(self.books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
-        self.books.add(SLOT, offer("t.a", generated, ttft_s), computed_tokens=computed)
+        self.table = RequestTable(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+        self.ahead = Prediction(self.table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+        self.table.add(SLOT, offer("t.a", generated, ttft_s), computed_tokens=computed)
         self.seq = 0
 
     def launch(self, cap: int, speculation: Speculation | None = None) -> Entries:
@@ -74,7 +74,7 @@ class Scene:
             slots=pack([SLOT]), computed=pack([emitted]), emitted=pack([emitted]),
             ended_unix_s=ended_unix_s,
         )  # fmt: skip
-        Reconciliation(self.books, self.ahead).reconcile(flight, ack)
+        Reconciliation(self.table, self.ahead).reconcile(flight, ack)
         self.ahead.retime(ended_unix_s, HalfASecond())
 
     def newest_unix_s(self) -> float:
@@ -82,8 +82,8 @@ class Scene:
 
     def row(self) -> Row:
         self.ahead.date_newest_tokens()
-        at = self.books.row_of[SLOT]
-        return {name: getattr(self.books, name)[at].item() for name in COLUMNS}
+        at = self.table.row_of[SLOT]
+        return {name: getattr(self.table, name)[at].item() for name in COLUMNS}
 
 
 def drafts(depth: int) -> Speculation:
@@ -121,13 +121,13 @@ def test_a_launch_changes_the_books_as_its_table_says(case: str) -> None:
         "unsure": min(cap - 1, int(speculation.depth[0])) if speculation is not None else 0,
     }  # fmt: skip
     assert scene.row() == pytest.approx(promised(LAUNCH[case], before, names))
-    assert scene.books.live == 1
+    assert scene.table.live == 1
 
 
 def test_a_request_that_makes_its_last_token_leaves_the_live_rows() -> None:
     scene = Scene(ttft_s=2.0, computed=PROMPT + 48, generated=49)
     scene.launch(1)
-    assert (scene.books.live, scene.books.used) == (0, 1)
+    assert (scene.table.live, scene.table.used) == (0, 1)
 
 
 # The plans in flight, by their caps; then what the worker did of the first: positions, tokens.
@@ -155,7 +155,7 @@ def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> N
         slots=pack([SLOT]), computed=pack([computed]), emitted=pack([emitted]),
         cached=pack([cached]) if cached else b"", ended_unix_s=ended,
     )  # fmt: skip
-    landing = Reconciliation(scene.books, scene.ahead).reconcile(flight, ack)
+    landing = Reconciliation(scene.table, scene.ahead).reconcile(flight, ack)
     assert landing.missed == 1
     after = scene.row()
     names = {
@@ -165,7 +165,7 @@ def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> N
     expected = promised(AGAIN[case], before, names)
     del after["kv_held_blocks"], expected["kv_held_blocks"]  # the table leaves it to _hold_kv
     assert after == pytest.approx(expected)
-    scene.books.check()
+    scene.table.check()
 
 
 def test_the_newest_token_comes_when_the_last_plan_that_makes_one_ends() -> None:
@@ -205,10 +205,12 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
     four, for each. 16 blocks have room for two; the third decodes. Those two then go on drafting,
     even if the third comes first in the plan. When one has gone, the third drafts.
     """
-    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16)
-    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    table = RequestTable(
+        slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16
+    )
+    ahead = Prediction(table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
     for slot in (0, 1, 2):
-        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
 
     def drafting(order: list[int], accepted: int) -> list[int]:
         """The slots that draft in the next iteration, of which each accepts so many drafts."""
@@ -218,7 +220,7 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
         choice = Choice(slots=np.array(order), caps=column + np.int32(1), speculation=speculation)
         entries = ahead.entries(choice)
         flight = ahead.launch(0, entries, NOW, HalfASecond())
-        books.check()
+        table.check()
         assert entries.speculation is not None
         of = [slot for slot, depth in zip(order, entries.speculation.depth, strict=True) if depth]
         assert all(
@@ -231,14 +233,14 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
             slots=pack(order), computed=made, emitted=made,
             drafted=pack([3 if slot in of else 0 for slot in order]), ended_unix_s=END,
         )  # fmt: skip
-        Reconciliation(books, ahead).reconcile(flight, ack)
-        books.check()
+        Reconciliation(table, ahead).reconcile(flight, ack)
+        table.check()
         return of
 
     assert drafting([0, 1, 2], 0) == [0, 1]
-    assert books.draft_held_blocks[books.row_of[[0, 1, 2]]].tolist() == [7, 7, 0]
+    assert table.draft_held_blocks[table.row_of[[0, 1, 2]]].tolist() == [7, 7, 0]
     assert drafting([2, 0, 1], 0) == [0, 1]
-    books.remove(0)
+    table.remove(0)
     assert drafting([1, 2], 0) == [1, 2]
 
 
@@ -247,19 +249,19 @@ def test_draft_kv_that_requests_share_counts_once_and_is_free_only_when_the_last
     the same. When one of them leaves, or loses its KV, all of it may be what the other has.
     """
 
-    def drafting() -> tuple[Books, Prediction]:
-        books = Books(
+    def drafting() -> tuple[RequestTable, Prediction]:
+        table = RequestTable(
             slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16
         )
-        ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+        ahead = Prediction(table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
         for slot in (0, 1):
-            books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+            table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
         launch(ahead)
         ahead.flights.popleft()
-        assert books.draft_free_blocks() == 2
+        assert table.draft_free_blocks() == 2
         ahead.share(0, 6)
-        assert books.draft_free_blocks() == 8
-        return books, ahead
+        assert table.draft_free_blocks() == 8
+        return table, ahead
 
     def launch(ahead: Prediction) -> None:
         depth, width = np.full(2, 3, dtype=np.int32), np.ones(2, dtype=np.int32)
@@ -267,47 +269,49 @@ def test_draft_kv_that_requests_share_counts_once_and_is_free_only_when_the_last
         choice = Choice(slots=np.array([0, 1]), caps=depth + np.int32(1), speculation=speculation)
         ahead.launch(0, ahead.entries(choice), NOW, HalfASecond())
 
-    books, ahead = drafting()
-    books.remove(0)
-    assert books.draft_free_blocks() == 9
+    table, ahead = drafting()
+    table.remove(0)
+    assert table.draft_free_blocks() == 9
     ahead.share(0, 0)
-    assert books.draft_free_blocks() == 9
+    assert table.draft_free_blocks() == 9
 
-    books, ahead = drafting()
+    table, ahead = drafting()
     ahead.preempt(0)
-    assert books.draft_free_blocks() == 9
+    assert table.draft_free_blocks() == 9
     ahead.share(0, 6)  # the ack of a plan from before
-    assert books.draft_free_blocks() == 9
+    assert table.draft_free_blocks() == 9
     ahead.launch(
         1, ahead.entries(Choice(slots=np.array([1]), caps=np.array([1]))), NOW, HalfASecond()
     )
     ahead.share(0, 6)
-    assert books.draft_free_blocks() == 9
+    assert table.draft_free_blocks() == 9
     ahead.flights.clear()
     ahead.share(0, 0)  # and of that which drops it
-    assert books.draft_free_blocks() == 9
+    assert table.draft_free_blocks() == 9
 
 
 def test_draft_kv_that_turns_out_to_be_shared_no_more_is_not_promised_again() -> None:
     """The worker freed a request that shared before its end was reported."""
-    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=10)
+    table = RequestTable(
+        slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=10
+    )
     for slot in (0, 1):
-        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
-    books.share(0, 6)
-    assert books.draft_free_blocks() == 4
-    books.share(0, 0)
-    books.check()
-    assert books.draft_free_blocks() == 0
-    books.remove(0)
-    books.check()
-    assert books.draft_free_blocks() == 4
+        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+    table.share(0, 6)
+    assert table.draft_free_blocks() == 4
+    table.share(0, 0)
+    table.check()
+    assert table.draft_free_blocks() == 0
+    table.remove(0)
+    table.check()
+    assert table.draft_free_blocks() == 4
 
 
 def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
-    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000)
-    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    table = RequestTable(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000)
+    ahead = Prediction(table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
     for slot in (0, 1):
-        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
 
     def begins(*depths: int) -> bool:
         depth = np.array(depths, dtype=np.int32)
@@ -323,7 +327,7 @@ def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
     assert begins(2, 2)
     assert not begins(2, 2)
     ahead.preempt(1)
-    books.phase[books.row_of[1]] = Phase.DECODE  # its KV is computed again
+    table.phase[table.row_of[1]] = Phase.DECODE  # its KV is computed again
     assert begins(2, 2)
     assert not begins(2, 2)
 
@@ -334,10 +338,10 @@ def test_an_engine_of_chains_is_charged_as_many_steps_for_all_as_for_the_deepest
 ) -> None:
     """vLLM drafts three deep for all three, whatever of that is kept. Trees grow as planned."""
     draft = Draft(Linear(), 1.0, 1.0)
-    books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
-    ahead = Prediction(books, DraftCorrection(draft), chains=chains)
+    table = RequestTable(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+    ahead = Prediction(table, DraftCorrection(draft), chains=chains)
     for slot in range(3):
-        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
+        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
     depth, one = np.array([3, 1, 1], dtype=np.int32), np.ones(3, dtype=np.int32)
     choice = Choice(
         slots=np.arange(3), caps=depth + one, speculation=Speculation("chain", depth, one, 100)

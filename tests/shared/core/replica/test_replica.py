@@ -102,7 +102,7 @@ def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_
 
 
 @given(schedules(policies=["chaos"], faults=True))
-def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+def test_no_policy_can_break_the_table(schedule: tuple[World, list[Ask], list[Act]]) -> None:
     Bench(*schedule).run_all()
 
 
@@ -169,7 +169,7 @@ POLICIES = ["fcfs", "edf", "qoserve", "chaos"]
 def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
     schedule: tuple[World, list[Ask], list[Act]],
 ) -> None:
-    """Their prompts begin alike, and the books count a block once as far as the worker has told.
+    """Their prompts begin alike, and the table counts a block once as far as the worker has told.
     The engine has room for every entry of every plan, whoever leaves meanwhile.
     """
     bench = Bench(*schedule)

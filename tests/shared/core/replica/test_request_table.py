@@ -1,10 +1,10 @@
-"""The columns of the books: declared once, in `Rows` and `BookRows`; all else follows."""
+"""The columns of the request table: declared once, in `Rows` and `TableRows`; all else follows."""
 
 from dataclasses import fields
 
 import numpy as np
 
-from shared.core.replica.request_table import COLUMNS, Books
+from shared.core.replica.request_table import COLUMNS, RequestTable
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Rows, View
@@ -28,56 +28,56 @@ def offer(number: int) -> Offer:
     )  # fmt: skip
 
 
-def row(books: Books, slot: int) -> dict[str, object]:
-    return {name: getattr(books, name)[books.row_of[slot]].item() for name in COLUMNS}
+def row(table: RequestTable, slot: int) -> dict[str, object]:
+    return {name: getattr(table, name)[table.row_of[slot]].item() for name in COLUMNS}
 
 
-def books_with(slots: range) -> Books:
-    books = Books(slots=8, kv_blocks=100, block_tokens=4, context_tokens=100)
+def table_with(slots: range) -> RequestTable:
+    table = RequestTable(slots=8, kv_blocks=100, block_tokens=4, context_tokens=100)
     for slot in slots:
-        books.add(slot, offer(slot))
-    return books
+        table.add(slot, offer(slot))
+    return table
 
 
 def test_every_column_is_allocated_with_its_declared_dtype() -> None:
-    books = books_with(range(0))
+    table = table_with(range(0))
     for name, dtype in COLUMNS.items():
-        column = getattr(books, name)
+        column = getattr(table, name)
         assert (column.dtype, column.shape) == (np.dtype(dtype), (8,)), name
     own = {"restarts", "draft_held_blocks", "expires_unix_s", "begin_by_unix_s", "tenant", "turn"}
     assert set(COLUMNS) == {field.name for field in fields(Rows)} | own
 
 
 def test_a_view_shows_every_column_that_policies_see_under_its_own_name() -> None:
-    books = books_with(range(5))
-    books.leave(1)
-    view = books.view(1000.0, Linear())
+    table = table_with(range(5))
+    table.leave(1)
+    view = table.view(1000.0, Linear())
     assert isinstance(view, View)
     assert view.rows == 4
     for field in fields(Rows):
-        shown, column = getattr(view, field.name), getattr(books, field.name)
+        shown, column = getattr(view, field.name), getattr(table, field.name)
         assert np.shares_memory(shown, column), field.name
         assert shown.tolist() == column[:4].tolist(), field.name
 
 
 def test_a_row_keeps_all_its_columns_wherever_it_moves() -> None:
-    books = books_with(range(6))
-    before = {slot: row(books, slot) for slot in range(6)}
-    books.leave(0)
-    books.leave(3)
-    books.come_back(0)
-    books.remove(1)
+    table = table_with(range(6))
+    before = {slot: row(table, slot) for slot in range(6)}
+    table.leave(0)
+    table.leave(3)
+    table.come_back(0)
+    table.remove(1)
     for slot in (0, 2, 3, 4, 5):
-        assert row(books, slot) == before[slot], slot
-    books.check()
+        assert row(table, slot) == before[slot], slot
+    table.check()
 
 
 def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
-    books = books_with(range(1))
-    fresh = row(books, 0)
+    table = table_with(range(1))
+    fresh = row(table, 0)
     for name in COLUMNS:
         if name != "slot":
-            getattr(books, name)[books.row_of[0]] = 1
-    books.remove(0)
-    books.add(0, offer(0))
-    assert row(books, 0) == fresh
+            getattr(table, name)[table.row_of[0]] = 1
+    table.remove(0)
+    table.add(0, offer(0))
+    assert row(table, 0) == fresh

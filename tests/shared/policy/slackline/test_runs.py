@@ -28,7 +28,7 @@ CHAT = TierSet(
     default="chat",
     tiers={"chat": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1, definition=Definition.MAX_TPOT_10))},
 )
-# More slots than any load here has requests: each check of the books looks at every slot.
+# More slots than any load here has requests: each check of the table looks at every slot.
 ROOMY = ReplicaFacts(max_slots=2048)
 
 

@@ -19,7 +19,7 @@ TIERS = TierSet(
         "some-day": Tier(slo=Slo(ttlt_s=90_000.0)),
     },
 )
-ROOMY = ReplicaFacts(max_slots=256)  # each check of the books looks at every slot
+ROOMY = ReplicaFacts(max_slots=256)  # each check of the table looks at every slot
 
 
 def planned(number: int, at_s: float, prompt: int, output: int, tier: str) -> PlannedRequest:
