@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_ENV)/.installed
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.installed
 
-.PHONY: help setup test test-slow check test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots models clean
+.PHONY: help setup test test-slow check test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 24
@@ -87,7 +87,7 @@ demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side 
 bench: $(STAMP) ## figures of the hot path, printed and as JSON
 	.venv/bin/slackline bench $(ARGS)
 
-results: $(STAMP) ## the papers' tables and figures by simulation, into docs/results.md and docs/which-policy.md (hours; goes on where it stopped)
+results: $(STAMP) ## the papers' tables and figures by simulation, into docs/laboratory.md (days; goes on where it stopped)
 	$(PY) -m loadgen.lab.papers $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
@@ -118,9 +118,6 @@ sbom: $(STAMP) ## every pinned package with its hashes as CycloneDX, into out/sb
 
 screenshots: $(STAMP) ## the pictures of the console in docs/, of a simulated fleet under load (3 minutes; needs Chromium)
 	$(PY) -m tests.fleet.api.console_screenshots $(ARGS)
-
-models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
-	$(PY) -m loadgen.lab.training --out out/models $(ARGS)
 
 clean: ## removes .venv, caches and outputs
 	rm -rf .venv .venv-vllm-* .venv-clients out var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,8 +17,8 @@ AS_IT_IS = (
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
-    return "\n".join(lines)
+    head, *lines = ("| " + " | ".join(cells) + " |" for cells in (headers, *rows))
+    return "\n".join([head, "|---" * len(headers) + "|", *lines])
 
 
 def wrap(markdown: str) -> str:

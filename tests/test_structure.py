@@ -59,8 +59,7 @@ SUBJECTLESS = {"Of", "Who", "Whoever", "What", "Whatever", "Whether", "How", "Wh
 FILES_IN_A_FOLDER, LINES_OF_A_FILE = 15, 500
 MESSAGES = {ROOT / "shared" / "schemas.py"}
 MANY_FILES = {
-    "loadgen/bench", "loadgen/cli", "loadgen/lab/papers/slackline", "shared/policy/slackline",
-    "tests/loadgen/cli",
+    "loadgen/bench", "loadgen/cli", "shared/policy/slackline", "tests/loadgen/cli",
 }  # fmt: skip
 MANY_LINES = {
     "infra/grafana/boards.py",
@@ -75,7 +74,6 @@ MANY_LINES = {
     "tests/fleet/api/test_openai.py",
     "tests/fleet/protocol/world.py",
     "tests/loadgen/bound/test_bound.py",
-    "tests/loadgen/lab/papers/test_results.py",
     "tests/services/gateway/test_gateway.py",
     "tests/services/worker/engines/torch/test_engine.py",
     "tests/shared/bus/test_bus.py",

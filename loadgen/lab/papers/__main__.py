@@ -1,58 +1,58 @@
-"""`python -m loadgen.lab.papers`: the runs behind the pages of docs/, and those pages."""
+"""`python -m loadgen.lab.papers`: the runs behind docs/laboratory.md, and its tables."""
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from loadgen.lab.papers import kept
-from loadgen.lab.papers.cache import Cache
-from loadgen.lab.papers.execution import Task, pending, run_tasks
-from loadgen.lab.papers.job import needs_trace
-from loadgen.lab.papers.page import render_page
-from loadgen.lab.papers.pages import PAGES
-from loadgen.lab.papers.section import Section
-from loadgen.markdown import table
+from loadgen.lab.papers import adaserve, ascendra, qoserve, slackline, slos_serve, sola
+from loadgen.lab.papers.execution import Task, run
+from loadgen.lab.papers.run import RunResult
+from loadgen.lab.papers.search import needs_trace, next_run
+from loadgen.lab.papers.store import Store
+from loadgen.lab.papers.table import MISSING, Table, render, replaced
+from loadgen.lab.papers.values import Results
 from loadgen.trials.parallel import check_jobs, cores
 from shared.errors import ConfigError
 
-SECTIONS: dict[str, Section] = {
-    section.name: section for page in PAGES for section in page.sections
+TABLES: dict[str, Table] = {
+    table.name: table
+    for paper in (qoserve, slos_serve, sola, adaserve, ascendra, slackline)
+    for table in paper.TABLES
 }
-CHAPTERS = {
-    chapter.name: [section.name for section in chapter.sections]
-    for page in PAGES
-    for chapter in page.chapters
-}
+RUNS, SEEDS = "runs/laboratory.jsonl.xz", "runs/laboratory.json"  # beside the page
 
 
 def make_parser() -> argparse.ArgumentParser:
+    names = dict.fromkeys(TABLES)
+    names |= dict.fromkeys(row.name for table in TABLES.values() for row in table.rows)
     parser = argparse.ArgumentParser(
         prog="python -m loadgen.lab.papers",
-        description="Runs the experiments of the papers and writes their tables to docs/.",
+        description="Runs the experiments of the papers and writes their tables to the page.",
     )
-    names = ", ".join(dict.fromkeys((*CHAPTERS, *SECTIONS)))
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=(*CHAPTERS, *SECTIONS),
+        choices=names,
         metavar="NAME",
-        help="run these papers or sections alone; the others stay as they are in the pages: "
-        f"{names}",
+        help=f"these tables, figures or loads, not all: {', '.join(names)}",
     )
     parser.add_argument(
         "--hours",
         type=float,
         metavar="H",
-        help="hours of arrivals in each run (default: as each section sets it)",
+        help="hours of arrivals in each run, instead of each row's own; the tables are then "
+        "printed, and not written to the page",
     )
     parser.add_argument(
         "--traces",
         type=Path,
         metavar="FOLDER",
-        help="folder with Azure's traces of 2023 in our schema "
-        "(default: none; the runs that need them are left out)",
+        help="folder with recorded traces in our schema (default: none; the runs that need them "
+        "are left out)",
     )
     parser.add_argument(
         "--jobs",
@@ -64,101 +64,78 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--render",
         action="store_true",
-        help="run nothing; write the pages from the finished runs",
-    )
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="run nothing and write no page; list the sections with what there is to run, as after "
-        "a change of a policy",
+        help="run nothing; write the tables whose runs are there",
     )
     parser.add_argument(
         "--cache",
         type=Path,
         default=Path("out/results"),
         metavar="FOLDER",
-        help="folder of the finished runs (default: out/results)",
+        help="folder of the finished runs (default: %(default)s)",
     )
     parser.add_argument(
-        "--out",
+        "--page",
         type=Path,
-        default=Path("docs"),
-        metavar="FOLDER",
-        help="folder to write the pages to (default: docs)",
+        default=Path("docs/laboratory.md"),
+        metavar="FILE",
+        help="the page (default: %(default)s)",
     )
     return parser
 
 
+def pending(args: argparse.Namespace, tables: Sequence[Table], store: Store) -> list[Task]:
+    """The jobs that have runs to do, each once. Some are asked for only after others have run."""
+    waiting: dict[str, Task] = {}
+    for table in tables:
+        for job in table.jobs(store.get, args.hours):
+            if next_run(job, store.get) is None or (args.traces is None and needs_trace(job)):
+                continue
+            task = Task(table.name, job, args.cache, args.page.parent / RUNS, args.traces)
+            waiting.setdefault(repr(job), task)
+    return list(waiting.values())
+
+
+def write_page(page: Path, tables: Sequence[Table], store: Store) -> None:
+    """Writes the tables that have all their runs; the others stay as they are."""
+    text, used = page.read_text(encoding="utf-8"), list[RunResult]()
+    file = page.parent / SEEDS
+    seeds: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for table in tables:
+        results = Results(store.get)
+        rendered, records = render(table, results)
+        if MISSING in rendered:
+            print(f"{table.name} stays as it is: runs are missing", file=sys.stderr)
+            continue
+        text, seeds[table.name] = replaced(text, table.name, rendered), records
+        used += results.used
+    page.write_text(text, encoding="utf-8")
+    if used:
+        store.keep(used)
+        lines = (f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds))
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main(words: list[str] | None = None) -> int:
     args = make_parser().parse_args(words)
-    names = (
-        list(SECTIONS)
-        if not args.only
-        else [section for name in args.only for section in CHAPTERS.get(name, [name])]
-    )
-    hours = {} if args.hours is None else dict.fromkeys(names, args.hours)
-    cache = Cache(args.cache)
-    pages = [page for page in PAGES if any(section.name in names for section in page.sections)]
-
-    def tasks_of(name: str) -> list[Task]:
-        """The tasks of a section that can be run by now and have not been.
-
-        Some runs are requested only after others have found the rate.
-        """
-        section = SECTIONS[name]
-        jobs = section.jobs(3600 * hours.get(name, section.hours), cache.get)
-        return pending(
-            [
-                Task(name, job, args.cache, args.traces)
-                for job in jobs
-                if args.traces is not None or not needs_trace(job)
-            ]
-        )
-
     try:
         if args.hours is not None and not 0 < args.hours < math.inf:
             raise ConfigError("--hours must be above 0")
+        if not args.page.exists():
+            raise ConfigError(f"--page {args.page}: there is no such page")
         processes = check_jobs(args.jobs)
-        for page in pages:
-            kept.unpack(kept.file_of(page, args.out), cache)
-        if args.list:
-            print(listed({name: tasks_of(name) for name in names}))
-            return 0
-        _make(args.out)
-        for name in names if args.render else ():
-            if waiting := tasks_of(name):
-                print(f"{name}: {len(waiting)} to run; its figures stay", file=sys.stderr)
-        while not args.render and (tasks := [task for name in names for task in tasks_of(name)]):
-            run_tasks(tasks, processes)
+        store = Store(args.cache, args.page.parent / RUNS)
+        asked = [t.of(args.only) if args.only else t for t in TABLES.values()]
+        tables = [table for table in asked if table.rows]
+        while not args.render and (tasks := pending(args, tables, store)):
+            run(tasks, processes)
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
-    for page in pages:
-        file = args.out / page.file
-        present = file.read_text(encoding="utf-8") if file.exists() else ""
-        text = render_page(page, cache, hours, names, present)
-        file.write_text(text, encoding="utf-8")
-        for moved in kept.pack(page, hours, cache, kept.file_of(page, args.out)):
-            print(moved, file=sys.stderr)
+    if args.hours is None:
+        write_page(args.page, [TABLES[table.name] for table in tables], store)
+    for table in tables if args.only or args.hours is not None else ():
+        print(f"{table.name}\n\n{render(table, Results(store.get, args.hours))[0]}\n")
     return 0
-
-
-def _make(folder: Path) -> None:
-    """Makes the folder of the pages before anything runs. Raises ConfigError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: it cannot be made: {error.strerror}") from error
-
-
-def listed(tasks: Mapping[str, Sequence[Task]]) -> str:
-    """A table of the sections that have something to run, with the policies that run."""
-    rows = [
-        (name, str(len(waiting)), ", ".join(dict.fromkeys(task.policy for task in waiting)))
-        for name, waiting in tasks.items()
-        if waiting
-    ]
-    return table(("section", "runs or searches", "policies"), rows) if rows else "Nothing to run."
 
 
 if __name__ == "__main__":

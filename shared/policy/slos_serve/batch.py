@@ -19,7 +19,6 @@ Where we differ:
 - KV is claimed by the rules of shared/policy/chunk.py. The paper has memory for all that it admits.
 """
 
-import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,8 +51,6 @@ class Standing(NamedTuple):
     tpot_s: Floats
     due_unix_s: Floats  # when the prefill must have ended
     idle_s: float  # the tightest TPOT that may come
-    # decodes that sat out a batch have a token due so soon; inf where none did (sit_out.py)
-    sat_out_due_s: float = math.inf
 
 
 class Batch(NamedTuple):
@@ -82,7 +79,6 @@ def batches(view: View, standing: Standing) -> list[Choice]:
             return choices
         ran = np.isin(view.slot, batch.choice.slots)
         view = after(view, batch.choice, batch.seconds)
-        standing = standing._replace(sat_out_due_s=math.inf)
         begin_s += batch.seconds
         emitted = ran & view.in_decode
         token_due = np.where(
@@ -117,7 +113,7 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     rows = every.rows[view.standard[every.rows]]
     queued = ~view.in_decode & view.standard
     if len(rows):
-        longest_s = min(float(standing.tpot_s[rows].min()), standing.sat_out_due_s)
+        longest_s = float(standing.tpot_s[rows].min())
     else:
         tightest_s = float(standing.tpot_s[queued].min()) if queued.any() else standing.idle_s
         # something must fit

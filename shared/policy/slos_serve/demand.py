@@ -52,7 +52,6 @@ class Demands(NamedTuple):
     prefill_tokens: Floats
     tpot_s: Floats
     context_tokens: Floats  # of its decode, in the mean
-    output_tokens: Floats  # expected to come
     blocks: Ints
     value: Floats
 
@@ -62,7 +61,6 @@ class Demands(NamedTuple):
             np.concatenate((self.prefill_tokens, other.prefill_tokens)),
             np.concatenate((self.tpot_s, other.tpot_s)),
             np.concatenate((self.context_tokens, other.context_tokens)),
-            np.concatenate((self.output_tokens, other.output_tokens)),
             np.concatenate((self.blocks, other.blocks)),
             np.concatenate((self.value, other.value)),
         )
@@ -203,7 +201,6 @@ def of_rows(view: View, rows: Rows, lengths: Lengths, prices: PromptPrices) -> D
         prefill,
         paces.tpot_s,
         stands + left / 2,
-        left,
         np.ceil((stands + left) / view.block_tokens).astype(np.int64),
         view.importance[rows],
     )
@@ -228,7 +225,6 @@ def of_offers(
         prices.priced(view.profile, tokens, np.zeros_like(tokens)),
         tpot,
         stands + left / 2,
-        left,
         np.ceil((stands + left) / view.block_tokens).astype(np.int64),
         np.array([offer.importance for offer in offers], dtype=np.float64),
     )

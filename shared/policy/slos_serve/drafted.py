@@ -63,7 +63,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     )
     tokens[wait] = 1
     tightest_s = float(standing.tpot_s[rows[wait]].min(initial=np.inf))
-    batch_s = min(drafting.lengths.batch_s, tightest_s, standing.sat_out_due_s)
+    batch_s = min(drafting.lengths.batch_s, tightest_s)
     has = computed + view.unsure_tokens[rows]
     extra = (has + tokens - 1) // view.block_tokens - has // view.block_tokens
     free_blocks = every.free_blocks - int(extra.sum())

@@ -44,7 +44,5 @@ def choose_greedily(problem: Problem, tpot_s: tuple[float, ...]) -> Bools:
 
 def _tokens(problem: Problem, tpot_s: tuple[float, ...], now_s: float, items: list[int]) -> Floats:
     tier = problem.tier[items]
-    decoded: Floats = np.where(
-        tier < 0, 0.0, (now_s - problem.due_s[items]) / np.array(tpot_s)[tier]
-    )
+    decoded: Floats = (now_s - problem.due_s[items]) / np.array(tpot_s)[tier]
     return problem.prefill_tokens[items] + decoded

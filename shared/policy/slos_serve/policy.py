@@ -23,7 +23,6 @@ Where this differs from the paper:
 - *Memory*: best-effort requests count as free, since they give way.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -35,7 +34,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
-from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
+from shared.policy.seam import Admission, Choice, Declared, Floats, Observation, View
 from shared.policy.slos_serve import demand
 from shared.policy.slos_serve.batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve.budget import PrefillRate, tier_along, tiers_of
@@ -52,9 +51,7 @@ from shared.policy.slos_serve.draft_length import (
 from shared.policy.slos_serve.draft_length import Lengths as DraftLengths
 from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve.greedy import choose_greedily
-from shared.policy.slos_serve.later import LATER_S, NO_TIER, as_work
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
-from shared.policy.slos_serve.sit_out import prefills_alone, sat_out_due_s, tokens_alone
 from shared.routing.pipeline import Router
 from shared.routing.routings import one_offer, sequential
 from shared.schemas import Offer
@@ -67,9 +64,6 @@ EXACT_NEW = 10
 # seconds for so many tokens by 0.1 ms.
 CONTEXT_STEP = 64
 PROBE_TOKENS = 512
-# Ours, with `by_need`: below so many iterations of the decodes alone, a TPOT leaves prefills no
-# time.
-NEEDED = 1.5
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,18 +72,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `speculate` matters where there is a draft model. `windows` is described above. `paper` makes
     batches as long as the mean of a window allows, and uses appendix D even while nothing is to be
-    prefilled. `by_need`, beyond the paper, is as `windows`, but counts on the mean where the
-    tightest TPOT is below NEEDED plain iterations: there only drafts can keep it.
+    prefilled.
     """
 
     router: Literal["sequential", "round_robin"] = "sequential"
-    speculate: Literal["windows", "by_need", "paper", "never"] = "windows"
+    speculate: Literal["windows", "paper", "never"] = "windows"
     # burst resilience; without it every request is taken, and prefills go first
     best_effort: bool = True
-    # beyond the paper; see later.py
-    long_deadlines: Literal["held", "work"] = "held"
-    # beyond the paper; see sit_out.py
-    sit_out: bool = False
 
 
 def routing(settings: Settings) -> Router:
@@ -151,24 +140,15 @@ class SlosServe:
         new = np.arange(len(everyone.value)) >= first_new
         self._tightest.offered(float(everyone.tpot_s[new].min()), view.start_unix_s)
         decodes = everyone.prefill_tokens == 0
-        later = self._later(view, everyone, rows)
-        if later.any():
-            everyone = as_work(everyone, later, view.profile)
-        tiers = tiers_of(everyone.tpot_s[~later])
+        tiers = tiers_of(everyone.tpot_s)
         tier = tier_along(everyone.tpot_s, tiers)
-        tier[later] = NO_TIER
         counts = tuple(np.bincount(tier[decodes], minlength=len(tiers)).tolist())
-        most = np.bincount(tier[~later], minlength=len(tiers)).tolist()
-        rate = self._rate(view, everyone, tiers, most, later)
+        most = np.bincount(tier, minlength=len(tiers)).tolist()
+        rate = self._rate(view, everyone, tiers, most)
         items = (~decodes).nonzero()[0]
         batch_s = float((everyone.tpot_s[decodes] if decodes.any() else everyone.tpot_s).min())
         due_s = everyone.due_unix_s[items] - view.start_unix_s
         usable_s = _usable_s(view, due_s, batch_s)
-        if self._set.sit_out and rate.of(counts) > 0:
-            tpot_s = np.full(view.rows, np.inf)
-            tpot_s[rows] = everyone.tpot_s[: len(rows)]
-            alone = tokens_alone(view, tpot_s, due_s)
-            usable_s = np.maximum(usable_s, alone / rate.of(counts))
         order = np.argsort(usable_s, kind="stable")
         items = items[order]
         problem = eased(
@@ -193,30 +173,16 @@ class SlosServe:
         backlog = float(everyone.prefill_tokens[~new].sum())
         return taken.tolist(), backlog / now_rate if now_rate > 0 else None
 
-    def _later(self, view: View, everyone: Demands, rows: Rows) -> Bools:
-        """The demands that count as work alone. The first of `everyone` are those of `rows`."""
-        if self._set.long_deadlines == "held":
-            return np.zeros(len(everyone.value), dtype=np.bool_)
-        later = everyone.due_unix_s > view.start_unix_s + LATER_S
-        later[: len(rows)] &= (view.kv_held_blocks[rows] == 0) & ~view.in_decode[rows]
-        return later
-
     def _rate(
-        self,
-        view: View,
-        everyone: Demands,
-        tiers: tuple[float, ...],
-        most: Sequence[int],
-        later: Bools,
+        self, view: View, everyone: Demands, tiers: tuple[float, ...], most: Sequence[int]
     ) -> PrefillRate:
         """`most`: decodes by tier if all were taken."""
-        contexts = everyone.context_tokens
-        context = float((contexts if later.all() else contexts[~later]).mean())
+        context = float(everyone.context_tokens.mean())
         begins = everyone.prefill_tokens > 0
         draft = view.draft if self._set.speculate != "never" else None
         lengths = None
         if draft is not None:
-            acc = self._acc(view, tiers, most, context)
+            acc = self._acc(view)
             lengths = best_lengths(view.profile, draft, tiers, most, context, acc, MARGIN_S)
         return PrefillRate(
             view.profile,
@@ -238,11 +204,6 @@ class SlosServe:
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = paces.tpot_s, paces.due_unix_s
         standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
-        if self._set.sit_out:
-            alone = prefills_alone(view, standing)
-            if alone is not None:
-                return [alone]
-            standing = standing._replace(sat_out_due_s=sat_out_due_s(view, tpot_s))
         if view.draft is None or self._set.speculate == "never":
             return batches(view, standing)
         drafting = self._drafting(view, standing)
@@ -269,7 +230,7 @@ class SlosServe:
         context = float(view.computed_tokens[rows].mean())
         prefills = self._set.speculate == "paper" or bool((~view.in_decode & view.standard).any())
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
-        acc = self._acc(view, tiers, counts, context)
+        acc = self._acc(view)
         # profiles are corrected while they are used
         speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))
         asked = (
@@ -308,18 +269,11 @@ class SlosServe:
         owed = token_s(draft.read_s) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
         return tuple(owed.round(4).tolist())
 
-    def _acc(
-        self, view: View, tiers: Sequence[float], counts: Sequence[int], context: float
-    ) -> Acc:
-        """Acc(s) for `counts` decodes of each tier, as far as the engine verifies."""
+    def _acc(self, view: View) -> Acc:
+        """Acc(s), as far as the engine verifies."""
         alpha = self._acceptance.alpha
         mean = expected_tokens(alpha)
-        by_mean = self._set.speculate == "paper"
-        if self._set.speculate == "by_need":
-            n = sum(counts)
-            plain_s = view.profile.batch_s(BatchShape(decodes=n, decode_context=round(n * context)))
-            by_mean = _tightest_s(tiers, counts) < NEEDED * plain_s
-        acc = Acc(mean if by_mean else sure_tokens(alpha), mean)
+        acc = Acc(mean if self._set.speculate == "paper" else sure_tokens(alpha), mean)
         return acc.within(1 + view.deepest)
 
     def observe(self, seen: Observation) -> None:
@@ -329,10 +283,6 @@ class SlosServe:
             self._acceptance.forget(seen.iterations)
         for ended in seen.ended:
             self._lengths.observe(ended)
-
-
-def _tightest_s(tiers: Sequence[float], counts: Sequence[int]) -> float:
-    return min((tpot_s for tpot_s, n in zip(tiers, counts, strict=True) if n), default=math.inf)
 
 
 def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:

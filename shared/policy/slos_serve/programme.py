@@ -53,7 +53,7 @@ class Problem(NamedTuple):
     prefill_tokens: Floats
     blocks: Ints
     value: Floats
-    tier: Ints  # below 0: it counts as no decode
+    tier: Ints
     new: Bools
     decoding: tuple[int, ...]  # decodes there are already, by tier
     free_blocks: int  # for new ones
@@ -130,8 +130,7 @@ class Walk:
             self.pb += (due_s - self.at_s) * max(rate, 0.0)
             self.at_s = due_s
         self.pb -= prefill_tokens
-        if tier >= 0:
-            self.counts[tier] += 1
+        self.counts[tier] += 1
         self.used += new_blocks
         return decodes_fit and self.pb >= -CLOSE_TOKENS
 
@@ -180,8 +179,7 @@ def eased(problem: Problem, never_s: float) -> Problem:
             pb = 0.0
         at_s = until_s
         moved_s.append(until_s)
-        if tier >= 0:
-            counts[tier] += 1
+        counts[tier] += 1
     due_s[forced] = moved_s
     order = np.argsort(due_s, kind="stable")
     return problem._replace(
@@ -230,10 +228,8 @@ class _States(NamedTuple):
 
     def with_item(self, problem: Problem, i: int, bit: int, by_memory: bool) -> "_States":
         """The states with item i added, where that is possible."""
-        counts, used, value, taken = self.counts, self.used, self.value, self.taken
-        if problem.tier[i] >= 0:
-            counts = counts.copy()
-            counts[:, problem.tier[i]] += 1
+        counts, used, value, taken = self.counts.copy(), self.used, self.value, self.taken
+        counts[:, problem.tier[i]] += 1
         pb = self.pb - problem.prefill_tokens[i]
         possible = pb >= -CLOSE_TOKENS
         if problem.new[i]:

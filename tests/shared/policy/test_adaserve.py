@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from loadgen.lab.papers.experiment import Run, execute, requests_of
+from loadgen.lab.papers.run import Run, execute, requests_of
 from loadgen.load.workload import ADASERVE, Shape
 from loadgen.trials.figures import Figures
 from shared.errors import ConfigError

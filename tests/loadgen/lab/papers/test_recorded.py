@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.lab.papers.recorded import KEPT, Half, recorded_requests
+from loadgen.lab.papers.run import KEPT, Half, recorded_requests
 from loadgen.load.trace import Trace, TraceRow
 from shared.errors import ConfigError
 from shared.rules.tiers import DEMO_3

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.lab.papers.experiment import execute
-from loadgen.lab.papers.slackline import hard_paces
-from loadgen.lab.papers.slackline.same_loads import load_of
+from loadgen.lab.papers.loads import HARD_PACES, hard_paces, load_of
+from loadgen.lab.papers.run import execute
 from loadgen.simulator.latency import Latency
 from shared.perf.draft import DraftCost
 from shared.perf.iteration_time import Profile
@@ -233,7 +232,7 @@ def test_beside_drafts_short_prompts_wait_for_no_decode(seed: int, tmp_path: Pat
 @pytest.mark.parametrize("name", ["all 12 ms", "12, 20 and 50 ms alike"])
 def test_a_pace_that_needs_drafts_leaves_prefills_time(name: str) -> None:
     """A pass takes 12.3 ms at least: without drafts it would take all of the time."""
-    run = replace(hard_paces.run_of(hard_paces.PACES[name], Definition.MEAN_TPOT, 30.0), seed=41)
+    run = replace(hard_paces(HARD_PACES[name], Definition.MEAN_TPOT, 30.0), seed=41)
 
     def met(policy: str) -> float:
         figures = execute(replace(run, policy=policy)).figures

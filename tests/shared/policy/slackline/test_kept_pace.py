@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.lab.papers.experiment import execute
-from loadgen.lab.papers.slackline.mixes import mix
+from loadgen.lab.papers.drawn import mix
+from loadgen.lab.papers.run import execute
 from shared.policy.lengths import MIN_ENDS, OutputLengths
 from shared.policy.seam import Ended
 from shared.policy.slackline.kept_pace import FADES_REQUESTS, FADES_S, KINDS, USABLE, Demand

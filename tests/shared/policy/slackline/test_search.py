@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.lab.papers.experiment import Run, execute
-from loadgen.lab.papers.slackline import several_bounds, short_kv_mixes, whole_answers
-from loadgen.lab.papers.slackline.mixes import mix
-from loadgen.lab.papers.slackline.same_loads import load_of
-from loadgen.lab.papers.slackline.systems import ours
+from loadgen.lab.papers.drawn import mix, several_bounds, short_kv, whole_answers
+from loadgen.lab.papers.loads import load_of
+from loadgen.lab.papers.run import Run, execute
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
@@ -32,7 +30,7 @@ REQUESTS = 240
 BEHIND = 0.03
 # At most so many requests are lost to chance: which of two alike comes to grief.
 LUCK = 3
-# The setting that suits most loads (docs/slackline-results.md).
+# The setting that suits most loads (docs/laboratory.md).
 SETTINGS = {
     **{order: {"chunk_tokens": "512"} for order in ("fcfs", "edf", "sjf", "srpf")},
     "qoserve": {"alpha_low_s": "0.008"},
@@ -236,13 +234,13 @@ def test_overload_for_minutes_gets_no_worse() -> None:
     }
     tiers = TierSet(name="minutes", default="chat", tiers=named)
     load = load_of("QoServe, conversations", 1.0)
-    figures = execute(ours(replace(load, tiers=tiers, duration_s=120.0, seed=61))).figures
+    figures = execute(replace(load, tiers=tiers, duration_s=120.0, seed=61)).figures
     assert figures is not None
     assert figures.offered == 1563
     assert figures.violated <= 155 + LUCK
 
 
-# Loads as they are drawn at random for docs/slackline-results.md, on which it once was behind: how
+# Loads as they are drawn at random for docs/laboratory.md, on which it once was behind: how
 # many requests are offered, what it loses there now, and what the best of the ten loses.
 FOUND_AT_RANDOM = {
     6150: (395, 19, 30),
@@ -255,19 +253,19 @@ FOUND_AT_RANDOM = {
 @pytest.mark.parametrize("seed", FOUND_AT_RANDOM)
 def test_what_fresh_random_loads_have_found_stays_mended(seed: int) -> None:
     offered, missed, best = FOUND_AT_RANDOM[seed]
-    figures = execute(ours(mix(seed, 400))).figures
+    figures = execute(mix(seed, 400)).figures
     assert figures is not None
     assert figures.offered == offered
     assert figures.violated <= missed + LUCK < best
 
 
-# Loads of docs/slackline-results.md on which it is three points behind or more, and not mended: how
+# Loads of docs/laboratory.md on which it is three points behind or more, and not mended: how
 # many requests are offered, and what it loses there now. Where the best of the ten is ahead:
 # - 7018, drawn at random: adaserve, which loses 6, by 8.0 points (an important request counts as
 #   three). Drafts would pay there beside prompts, and cost more on other loads.
 # - 9001, whole answers: sjf, which loses 275, by 7.3 points. The cause is known in part: requests
 #   wait for longer before they begin, and more of those that begin in time end too late
-#   (docs/slackline-results.md).
+#   (docs/laboratory.md).
 # - 9014, whole answers: edf, which loses 73, by 3.6 points. slackline makes shorter iterations
 #   (8,982 in 323 s of the GPUs' time, edf 7,322 in 296), and gives up 52 requests, edf none.
 # - 9017, whole answers: qoserve, which loses 623, by 5.6 points. slackline gives up fewer requests,
@@ -277,16 +275,16 @@ def test_what_fresh_random_loads_have_found_stays_mended(seed: int) -> None:
 # - 9119, drawn at random, with little KV: qoserve, which loses 99, by 3.6 points. KV: slackline has
 #   141 preemptions, qoserve 39. It loses 13 fewer if offers that would find no KV are taken.
 # - 9406, 9412 and 9418, several bounds: edf, fcfs and sjf, by 5.3, 3.0 and 4.6 points
-#   (docs/slackline-results.md has the causes).
+#   (docs/laboratory.md has the causes).
 STILL_BEHIND = [
     (mix(7018, 400), 428, 61),
-    (whole_answers.load(9001, 1200), 1257, 367),
-    (whole_answers.load(9014, 1200), 1124, 114),
-    (whole_answers.load(9017, 1200), 1213, 692),
-    (short_kv_mixes.load(9119, 800), 834, 129),
-    (several_bounds.load(9406, 400), 469, 44),
-    (several_bounds.load(9412, 400), 393, 24),
-    (several_bounds.load(9418, 400), 373, 39),
+    (whole_answers(9001, 1200), 1257, 367),
+    (whole_answers(9014, 1200), 1124, 114),
+    (whole_answers(9017, 1200), 1213, 692),
+    (short_kv(9119, 800), 834, 129),
+    (several_bounds(9406, 400), 469, 44),
+    (several_bounds(9412, 400), 393, 24),
+    (several_bounds(9418, 400), 373, 39),
 ]
 
 
@@ -297,7 +295,7 @@ STILL_BEHIND = [
 def test_published_loads_on_which_it_is_behind_get_no_worse(
     run: Run, offered: int, missed: int
 ) -> None:
-    figures = execute(ours(run)).figures
+    figures = execute(run).figures
     assert figures is not None
     assert figures.offered == offered
     assert figures.violated <= missed + LUCK

@@ -195,21 +195,6 @@ def test_decodes_with_time_draft_while_nothing_waits_for_its_prefill() -> None:
     assert speculating(rows, policy(speculate="paper")).speculation is None
 
 
-def test_by_need_the_mean_is_counted_on_where_a_plain_iteration_leaves_no_time_for_prefills() -> (
-    None
-):
-    """An iteration of four takes 10 ms."""
-    tight, loose = ([decoding(n, tbt_s=tbt_s) for n in range(4)] for tbt_s in (0.012, 0.05))
-    prompt = waiting(9, tokens=5000, ttft_s=9.0)
-
-    def batch(rows: list[Row], speculate: str) -> Choice:
-        return speculating([*rows, prompt], policy(speculate=speculate))
-
-    assert entries(batch(tight, "by_need")) == entries(batch(tight, "paper"))
-    assert entries(batch(tight, "by_need"))[9] > entries(batch(tight, "windows")).get(9, 0)
-    assert entries(batch(loose, "by_need")) == entries(batch(loose, "windows"))
-
-
 def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() -> None:
     rows = [decoding(n, tbt_s=0.05, context=1000 * (1 + n)) for n in range(6)]
     few = entries(speculating(rows))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from shared.policy.seam import Bools, Floats
 from shared.policy.slos_serve.greedy import choose_greedily
-from shared.policy.slos_serve.later import NO_TIER
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased, holds
 
 TPOT_S = (0.05, 0.1)
@@ -83,8 +82,7 @@ def possible(of: Problem, served: Sequence[int]) -> bool:
         demand += of.prefill_tokens[i]
         if demand > budget + 1e-6:
             return False
-        if of.tier[i] != NO_TIER:
-            counts[of.tier[i]] += 1
+        counts[of.tier[i]] += 1
     memory = sum(int(of.blocks[i]) for i in served if of.new[i])
     return memory <= of.free_blocks and of.rate.of(tuple(counts)) >= 0
 
@@ -166,19 +164,6 @@ def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(
     served = choose(of)
     assert value_of(of, served) == pytest.approx(0.0 if best is None else best)
     assert holds(of, served) == (best is not None)
-
-
-@given(seed=st.integers(0, 10**9), memory=st.booleans())
-def test_items_that_count_as_no_decode(seed: int, memory: bool) -> None:
-    rng = Random(seed)
-    of = drawn(rng, new=6, forced=4, values=True, memory=memory, tiers=2)
-    tier = np.where([rng.random() < 0.5 for _ in of.new], NO_TIER, of.tier)
-    of = eased(of._replace(tier=tier), never_s=1e6)
-    best, served = by_brute_force(of), choose(of)
-    assert value_of(of, served) == pytest.approx(0.0 if best is None else best)
-    assert holds(of, served) == (best is not None)
-    greedy = choose_greedily(of, TPOT_S)
-    assert best is None or (holds(of, greedy) and value_of(of, greedy) <= best + 1e-9)
 
 
 def test_the_figure_of_the_paper_takes_two_of_three() -> None:

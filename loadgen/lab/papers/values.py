@@ -1,0 +1,234 @@
+"""The values of a table's cells, from the results of runs: one for each seed.
+
+A value is a function of the results. It asks for all the runs that it needs, and is None while one
+of them has not run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from statistics import fmean
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.bound.limit import Bound
+from loadgen.lab.papers.run import BOUND, Run, RunResult, violated_fraction
+from loadgen.lab.papers.search import VIOLATIONS, Capacity, Job, Lookup, Search, advance
+from loadgen.trials.figures import Figures, Group
+
+
+class Found(NamedTuple):
+    """A value, by seed. `label` says whose it is, where it is the best of several."""
+
+    each: tuple[float, ...]
+    label: str = ""
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.each)
+
+
+class Results:
+    """The results of runs, as values read them. It records what they ask for and what they got.
+
+    `hours`: each run has so many hours of arrivals, whatever its row says.
+    """
+
+    def __init__(self, lookup: Lookup, hours: float | None = None) -> None:
+        self._lookup, self._hours = lookup, hours
+        self.requested: list[Job] = []
+        self.used: list[RunResult] = []
+
+    def _sized(self, run: Run) -> Run:
+        return run if self._hours is None else replace(run, duration_s=3600 * self._hours)
+
+    def _seen(self, run: Run) -> RunResult | None:
+        result = self._lookup(run)
+        if result is not None:
+            self.used.append(result)
+        return result
+
+    def figures(self, run: Run) -> Figures | None:
+        self.requested.append(self._sized(run))
+        result = self._seen(self._sized(run))
+        return None if result is None else result.figures
+
+    def bound(self, run: Run) -> Bound | None:
+        self.requested.append(self._sized(run))
+        result = self._seen(self._sized(run))
+        return None if result is None else result.bound
+
+    def capacity(self, search: Search) -> Capacity | None:
+        run, rivals = self._sized(search.run), tuple(map(self._sized, search.rivals))
+        sized = replace(search, run=run, rivals=rivals)
+        self.requested.append(sized)
+        found = advance(sized, self._seen)
+        return None if isinstance(found, Run) else found
+
+
+Value = Callable[[Results], Found | None]
+Read = Callable[[Figures], float]
+
+
+def _found(values: Sequence[float | None]) -> Found | None:
+    known = tuple(value for value in values if value is not None)
+    return Found(known) if len(known) == len(values) else None
+
+
+def _seeded(run: Run, seeds: Sequence[int]) -> list[Run]:
+    return [replace(run, seed=seed) for seed in seeds] or [run]
+
+
+def of(read: Read, run: Run, seeds: Sequence[int] = ()) -> Value:
+    """The value that `read` makes of the run's figures, with each of the seeds."""
+
+    def value(results: Results) -> Found | None:
+        figures = [results.figures(one) for one in _seeded(run, seeds)]
+        return _found([None if one is None else read(one) for one in figures])
+
+    return value
+
+
+def violated(figures: Figures) -> float:
+    """Requests (of sessions, sessions) whose SLO was not met, in %."""
+    return 100 * violated_fraction(figures)
+
+
+def met(figures: Figures) -> float:
+    return 100 - violated(figures)
+
+
+def _by_importance(figures: Figures) -> list[Group]:
+    groups = figures.by_importance
+    return [groups[key] for key in sorted(groups, key=float)]
+
+
+def important_violated(figures: Figures) -> float:
+    """The share of the most important requests, in %."""
+    return 100 * _by_importance(figures)[-1].violated_fraction
+
+
+def important_met(figures: Figures) -> float:
+    return 100 - important_violated(figures)
+
+
+def met_worth(run: Run) -> Value:
+    """Requests whose SLO was met, in %, where one counts as often as its tier is important."""
+
+    def read(figures: Figures) -> float:
+        tiers = run.tiers.tiers
+        groups = [(tiers[name].importance, group) for name, group in figures.by_tier.items()]
+        offered = sum(importance * group.offered for importance, group in groups)
+        return 100 * (1 - sum(worth * group.violated for worth, group in groups) / offered)
+
+    return of(read, run)
+
+
+def bound_met(run: Run, seeds: Sequence[int]) -> Value:
+    """The share that no scheduler without a draft model can exceed, in %."""
+
+    def value(results: Results) -> Found | None:
+        runs = [replace(one, policy=BOUND, settings={}) for one in _seeded(run, seeds)]
+        bounds = [results.bound(one) for one in runs]
+        return _found([None if one is None else 100 * one.met_fraction for one in bounds])
+
+    return value
+
+
+def capacity(
+    *runs: Run,
+    violations: float = VIOLATIONS,
+    precision: float = 0.03,
+    step: float = 2.0,
+    seeds: Sequence[int] = (),
+) -> Value:
+    """The highest rate at which one of these runs violates at most so many, within `precision`.
+    The first run has the rate that is tried first.
+    """
+
+    def value(results: Results) -> Found | None:
+        found = []
+        for first, *others in zip(*(_seeded(run, seeds) for run in runs), strict=True):
+            search = Search(
+                run=first,
+                rivals=tuple(others),
+                violations=violations,
+                precision=precision,
+                step=step,
+            )
+            found.append(results.capacity(search))
+        return _found([None if one is None else one.rate_rps for one in found])
+
+    return value
+
+
+def together(runs: Sequence[Run]) -> Value:
+    """The violated requests of several runs together, in %."""
+
+    def value(results: Results) -> Found | None:
+        figures = [results.figures(run) for run in runs]
+        known = [one for one in figures if one is not None]
+        if len(known) < len(figures):
+            return None
+        offered = sum(one.offered for one in known)
+        return Found((100 * sum(one.violated for one in known) / offered,))
+
+    return value
+
+
+def combined(function: Callable[..., float], *values: Value) -> Value:
+    """The function of the values, seed by seed."""
+
+    def value(results: Results) -> Found | None:
+        found = [one(results) for one in values]
+        known = [one.each for one in found if one is not None]
+        if len(known) < len(found):
+            return None
+        return Found(tuple(function(*of_seed) for of_seed in zip(*known, strict=True)))
+
+    return value
+
+
+def over(ours: Value, theirs: Value) -> Value:
+    return combined(lambda a, b: a / b if b else float("inf"), ours, theirs)
+
+
+def ahead(ours: Value, theirs: Value) -> Value:
+    return combined(lambda a, b: a - b, ours, theirs)
+
+
+def highest(*values: Value) -> Value:
+    return combined(max, *values)
+
+
+def lowest(*values: Value) -> Value:
+    return combined(min, *values)
+
+
+def geometric(*values: Value) -> Value:
+    return combined(lambda *each: prod(each) ** (1 / len(each)), *values)
+
+
+def best(candidates: Mapping[str, Value]) -> Value:
+    """The candidate with the highest mean, the first of equals."""
+
+    def value(results: Results) -> Found | None:
+        found = {label: candidate(results) for label, candidate in candidates.items()}
+        known = {label: one for label, one in found.items() if one is not None}
+        if len(known) < len(found):
+            return None
+        label = max(known, key=lambda label: known[label].mean)
+        return Found(known[label].each, label)
+
+    return value
+
+
+def across(values: Sequence[Value], read: Callable[[Sequence[float]], float]) -> Value:
+    """The value that `read` makes of those of many loads that have run."""
+
+    def value(results: Results) -> Found | None:
+        found = [one(results) for one in values]
+        known = [one.mean for one in found if one is not None]
+        return Found((read(known),)) if len(known) == len(found) else None
+
+    return value
