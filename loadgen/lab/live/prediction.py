@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.lab.live_drafts.followed import Iteration
+from loadgen.lab.live.iterations import Iteration
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, EngineFacts, ReplicaFacts
 from loadgen.simulator.latency import Latency

@@ -1,4 +1,4 @@
-"""The arithmetic of the live comparison of drafts, and a fleet that it serves."""
+"""The live comparison: what is rebuilt from plans and acks, what is foretold, and a fleet."""
 
 import math
 from pathlib import Path
@@ -10,25 +10,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from loadgen.bench.machine import Machine
 from loadgen.fleet.fleet import Fleet
-from loadgen.lab.live_drafts.__main__ import main
-from loadgen.lab.live_drafts.comparison_page import Comparison, farthest, markdown, plot
-from loadgen.lab.live_drafts.followed import Followed, Iteration, Trees
-from loadgen.lab.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
-from loadgen.lab.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
-from loadgen.lab.live_drafts.trial_run import (
-    VLLM_DRAFTS,
-    Row,
-    System,
-    attained,
-    fleet_spec,
-    per_verification,
-    row_of,
-    serve,
-)
-from loadgen.lab.live_drafts.turns import by_policy, in_turns
-from loadgen.lab.live_drafts.worth import bands, gain, phases
+from loadgen.lab.live.__main__ import in_turns, main
+from loadgen.lab.live.iterations import Followed, Iteration, Trees
+from loadgen.lab.live.load import QUESTIONS, WORDS, Questions, RisingLoad
+from loadgen.lab.live.prediction import acceptance_of, cost_of, foretell, measured
+from loadgen.lab.live.rows import Row, attained, markdown, phases
+from loadgen.lab.live.serving import ALONE, VLLM_DRAFTS, System, fleet_spec, serve
 from loadgen.trials.comparison import Contestant
 from shared.columns import pack
 from shared.models import shipped as models
@@ -196,25 +184,19 @@ def iteration(decodes: int, drafted: int = 0, accepted: int = 0, **more: Any) ->
     return Iteration(shape=shape, drafted=drafted, accepted=accepted, **(values | more))
 
 
-def test_phases_and_the_worth_of_drafts() -> None:
-    plain = phases([iteration(4, pass_s=0.010)] * 3)
-    drafting = phases(
+def test_phases_are_of_the_iterations_with_decodes() -> None:
+    found = phases(
         [
             iteration(4, 8, 4, pass_s=0.012, draft_s=0.002),
-            iteration(4, 8, 0, pass_s=0.012, draft_s=0.004),
+            iteration(4, pass_s=0.010),
+            iteration(0, pass_s=9.0),
         ]
     )
-    assert (drafting.iterations, drafting.decodes, drafting.tokens) == (2, 4, 1.5)
-    assert drafting.draft_s == pytest.approx(0.003)
-    assert drafting.rest_s == pytest.approx(0.001)
-    assert gain(drafting, plain) == pytest.approx(1.5 * 0.010 / 0.015)
-    assert gain(drafting, phases([])) is None
-    found = bands([iteration(4), iteration(5, 5, 5), iteration(30)])
-    assert [(band.name, band.drafts_fraction) for band in found if band.drafts_fraction is not None]
-    by_name = {band.name: band.drafts_fraction for band in found}
-    assert by_name == {
-        "1-2": None, "3-5": 0.5, "6-10": None, "11-20": None, "21-40": 0.0, "41 and more": None,
-    }  # fmt: skip
+    assert found is not None
+    assert (found.iterations, found.tokens) == (2, 2.0)
+    assert found.draft_s == pytest.approx(0.001)
+    assert found.pass_s == pytest.approx(0.011)
+    assert phases([iteration(0)]) is None
 
 
 # ---------------------------------------------------------------- the simulator's prediction
@@ -262,7 +244,6 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
         assert profile.batch_s(one.shape) == pytest.approx(one.pass_s + 0.0005, rel=0.05)
 
 
-@pytest.mark.slow
 def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_path: Path) -> None:
     requests = LOAD.requests(prompts)[:60]
     contestant = Contestant("vllm", {"spec_tokens": str(VLLM_DRAFTS + 3)})
@@ -276,130 +257,68 @@ def test_chains_on_vllm_are_as_long_in_the_simulator(prompts: Questions, tmp_pat
     assert VLLM_DRAFTS - 1 < drafts[1] <= VLLM_DRAFTS
 
 
-def compared(prompts: Questions, folder: Path) -> Comparison:
-    """Two rows without a fleet: what is live is what the simulator says of one draft."""
-    requests, rows = LOAD.requests(prompts), list[Row]()
-    for policy, settings in (("vllm", {}), ("vllm", {"spec_tokens": "1"})):
-        contestant = Contestant(policy, settings)
-        iterations = served(0.3, 0.1) if settings else [iteration(n % 30 + 1) for n in range(60)]
-        found = measured(iterations, FACTS, 0.6)
-        told = foretell(contestant, requests, LOAD.tiers, LOAD.seed, FACTS, found, folder)
-        met = [verdict is not None and verdict.slo_met for verdict in told.verdicts]
-        rows.append(
-            row_of(contestant, "torch", LOAD, requests, met, iterations, FACTS, found, told, 0.001)
-        )
-    machine = Machine(
-        system="a", processor="b", cores=2, memory_bytes=None, python="3", packages={}, busy=0.1
-    )
-    return Comparison(
-        command="python -m loadgen.lab.live_drafts",
-        began="2026-11-24T09:00+00:00",
-        seed=LOAD.seed,
-        rates_per_s=LOAD.rates_per_s,
-        paces_s=LOAD.paces_s,
-        duration_s=LOAD.duration_s,
-        machine=machine,
-        load_average=(0.5, 1.5),
-        rows=rows,
-    )
+def row_of(prompts: Questions, name: str, kept: str, seed: int = 1) -> Row:
+    """A turn in which one tier was in time."""
+    requests = LOAD.requests(prompts)
+    live = attained(LOAD, requests, [one.tier == kept for one in requests])
+    return Row(name=name, seed=seed, requests=len(requests), took_s=31.0, live=live)
 
 
-@pytest.mark.slow
-def test_the_simulator_serves_the_load_and_the_page_shows_both(
-    prompts: Questions, tmp_path: Path
+def test_the_table_has_a_line_for_each_system_with_the_mean_of_its_turns(
+    prompts: Questions,
 ) -> None:
-    found = compared(prompts, tmp_path)
-    assert farthest(found) == 0.0
-    assert 0 < found.rows[1].live.met <= 1.0
-    assert found.rows[0].simulated.tokens_per_verification is None
-    assert 1.4 < (found.rows[1].simulated.tokens_per_verification or 0.0) < 1.8
-    text = markdown(found)
-    tables = [block.splitlines() for block in text.split("\n\n")[1:]]
-    assert [len(table) for table in tables] == [4, 4, 8]
-    assert all(len({line.count("|") for line in table}) == 1 for table in tables)
-    assert "`vllm:spec_tokens=1`" in tables[2][0]
-    assert plot(found, tmp_path / "plot.svg").read_text().startswith("<?xml")
-    again = msgspec.json.decode(msgspec.json.encode(found), type=Comparison)
-    assert markdown(again) == text
+    told = attained(LOAD, LOAD.requests(prompts), [True] * len(LOAD.requests(prompts)))
+    ours = replace(row_of(prompts, "slackline", "tight"), simulated=told, cost=(0.3, 0.1))
+    ours = replace(ours, phases=phases([iteration(4, 8, 4, draft_s=0.002)]))
+    other = replace(ours, seed=2, live=replace(ours.live, met=ours.live.met - 0.1))
+    head, _, first, second = markdown(
+        [ours, other, row_of(prompts, ALONE, "loose")], LOAD
+    ).splitlines()
+    assert head.count("|") == first.count("|") == second.count("|")
+    most = 100 * ours.live.met
+    assert f"| {most - 5:.1f} ({most - 10:.1f} to {most:.1f}) | 100.0 | " in first
+    assert "| 100 | 0 | 0 |" in first and "| 0 | 0 | 100 |" in second
+    assert "| 2 | 2.00 |" in first and "0.30, 0.10" in first
+    assert msgspec.json.decode(msgspec.json.encode(ours), type=Row) == ours
 
 
 async def test_engines_compute_on_one_thread_whatever_the_shell_says(
-    prompts: Questions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     for engine in ("torch", "vllm"):
         spec = fleet_spec(Contestant("vllm", {}), System(engine), tmp_path / "tiers.json")
         assert Fleet(spec)._environment()["OMP_NUM_THREADS"] == "1"
-    found = compared(prompts, tmp_path)
-    assert markdown(found).splitlines()[0].endswith("Threads: 1.")
-    kept = msgspec.to_builtins(found)
-    for row in kept["rows"]:
-        del row["threads"]  # as in results of before
-    earlier = msgspec.convert(kept, Comparison)
-    assert markdown(earlier).splitlines()[0].endswith("Threads: not recorded.")
-    both = replace(earlier, rows=[*earlier.rows, *found.rows])
-    assert markdown(both).splitlines()[0].endswith("Threads: not recorded, 1.")
-
-
-def test_turns_of_a_policy_are_one_row_that_says_how_far_they_lie_apart(
-    prompts: Questions, tmp_path: Path
-) -> None:
-    found = compared(prompts, tmp_path)
-    first, other = found.rows[1], replace(found.rows[1], seed=4)
-    other = replace(
-        other,
-        live=replace(other.live, met=other.live.met - 0.1),
-        verifying=replace(other.verifying, iterations=3 * other.verifying.iterations, decodes=2.0),
-    )
-    turns = by_policy([*found.rows, other])
-    assert [len(one.each) for one in turns] == [1, 2]
-    assert turns[0].row.live == found.rows[0].live
-    row = turns[1].row
-    assert row.requests == first.requests + other.requests
-    assert row.live.met == pytest.approx(first.live.met - 0.05)
-    assert row.verifying.iterations == 4 * first.verifying.iterations
-    assert row.verifying.decodes == pytest.approx((first.verifying.decodes + 3 * 2.0) / 4)
-    text = markdown(replace(found, rows=[*found.rows, other]))
-    least, most = 100 * other.live.met, 100 * first.live.met
-    assert f"{(least + most) / 2:.1f} ({least:.1f} to {most:.1f})" in text
-    assert "-5.0 (-10.0 to +0.0)" in text
-    assert "(seeds 3 to 4)" in text
-    assert "(seed 3)" in markdown(found)
-    assert farthest(replace(found, rows=[*found.rows, other])) == pytest.approx(5.0)
 
 
 def test_a_number_of_turns_below_one_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["live_drafts", "--turns", "0"])
+    monkeypatch.setattr("sys.argv", ["live", "--turns", "0"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     assert "--turns 0: expected 1 or more" in capsys.readouterr().err
 
 
-def test_each_turn_serves_all_policies_and_begins_with_another() -> None:
-    policies = [Contestant(name, {}) for name in ("vllm", "slos_serve", "adaserve", "slackline")]
-    order = in_turns([LOAD] * 3, policies)
-    turns = [order[n : n + 4] for n in (0, 4, 8)]
-    names = {one.policy for one in policies}
-    assert all({one.policy for _, one in turn} == names for turn in turns)
-    assert len({turn[0][1].policy for turn in turns}) == 3
-    assert [one.policy for _, one in turns[0]] == [one.policy for one in policies]
+def test_each_turn_serves_all_systems_and_begins_with_another() -> None:
+    systems = [Contestant("vllm", {}), Contestant("adaserve", {}), ALONE]
+    order = in_turns([LOAD] * 3, systems)
+    turns = [[system for _, system in order[n : n + 3]] for n in (0, 3, 6)]
+    assert all(all(one in turn for one in systems) for turn in turns)
+    assert [turn[0] for turn in turns] == systems
 
 
 def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:
     requests = LOAD.requests(prompts)
     met = [one.tier != "tight" for one in requests]
-    found = attained(LOAD, requests, met, per_verification(10, 5))
+    found = attained(LOAD, requests, met)
     assert found.by_tier == {"tight": 0.0, "medium": 1.0, "loose": 1.0}
     assert found.met == pytest.approx(sum(met) / len(met))
     tokens = sum(one.output_tokens for one in requests if one.tier != "tight")
     assert found.goodput_tokens_per_s == pytest.approx(tokens / 30.0)
-    assert found.tokens_per_verification == 1.5
 
 
-@pytest.mark.slow
 async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Questions) -> None:
     pytest.importorskip("torch")
     load = RisingLoad((2.0, 3.0, 4.0), 6.0, (0.1, 0.2, 0.4), seed=3)
@@ -407,10 +326,11 @@ async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Question
     contestant = Contestant("vllm", {"spec_tokens": "2"})
     row, acceptance = await serve(contestant, System("torch"), load, prompts, None, console)
     assert row.requests == len(load.requests(prompts))
-    assert row.verifying.iterations > 20
-    assert row.verifying.draft_s > 0.0
-    assert row.verifying.pass_s > 0.0
-    assert 1.0 < (row.live.tokens_per_verification or 0.0) <= 3.0
+    assert row.phases is not None and row.simulated is not None
+    assert row.phases.iterations > 20
+    assert row.phases.draft_s > 0.0
+    assert row.phases.pass_s > 0.0
+    assert 1.0 < row.phases.tokens <= 3.0
     assert acceptance is not None
     assert 0.3 < acceptance < 0.99
 
@@ -421,7 +341,7 @@ def test_a_comparison_that_is_stopped_keeps_the_rows_that_had_ended(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row, *_ = compared(prompts, tmp_path).rows
+    row = row_of(prompts, "vllm", "tight")
     turns = iter([row])
 
     async def served_once(*_: Any) -> tuple[Row, float | None]:
@@ -429,11 +349,10 @@ def test_a_comparison_that_is_stopped_keeps_the_rows_that_had_ended(
             return ended, None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("loadgen.lab.live_drafts.__main__.serve", served_once)
+    monkeypatch.setattr("loadgen.lab.live.__main__.serve", served_once)
     out = tmp_path / "out"
-    monkeypatch.setattr("sys.argv", ["live_drafts", "--policies", "vllm,edf", "--out", str(out)])
+    monkeypatch.setattr("sys.argv", ["live", "--policies", "vllm,edf", "--out", str(out)])
     assert main() == 130
     assert "has the rows that had ended" in capsys.readouterr().err
-    kept = msgspec.json.decode((out / "result.json").read_bytes(), type=Comparison)
-    assert kept.rows == [row]
-    assert "| `vllm` |" in (out / "tables.md").read_text()
+    assert msgspec.json.decode((out / "rows.json").read_bytes(), type=list[Row]) == [row]
+    assert "| `vllm` |" in (out / "table.md").read_text()
