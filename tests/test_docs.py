@@ -94,7 +94,7 @@ def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 def declared_options() -> set[str]:
     """Every option that a program of ours declares."""
     code = [path for room in ("services", "loadgen") for path in (ROOT / room).rglob("*.py")]
-    return {"--help"}.union(*(re.findall(r'"(--[a-z-]+)"', path.read_text()) for path in code))
+    return {"--help"}.union(*(re.findall(r'"(--[a-z-]+)[ "]', path.read_text()) for path in code))
 
 
 @cache

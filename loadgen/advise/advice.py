@@ -7,9 +7,9 @@ from functools import partial
 
 from msgspec import Struct
 
-from loadgen.advise.enough import Count, Fleet, Probe, Search, probed, serve
-from loadgen.advise.stretch import Stretch, busiest, busiest_of, thinned
-from loadgen.advise.sufferers import Minutes, by_minute
+from loadgen.advise.late_minutes import Minutes, by_minute
+from loadgen.advise.replica_search import Count, Fleet, Probe, Search, probed, serve
+from loadgen.advise.window import Window, busiest, busiest_of, thinned
 from loadgen.bound.limit import alone
 from loadgen.load.mix import PlannedRequest
 from loadgen.trials.figures import Figures
@@ -17,7 +17,7 @@ from loadgen.trials.parallel import run_all
 from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 
-# The length of the stretch with which replicas are counted.
+# The length of the window with which replicas are counted.
 SEARCHED_S = 120.0
 SAMPLE = 2000  # requests that are looked at one by one
 SHOWN = 4000  # requests that the chosen fleet serves, at most
@@ -43,9 +43,9 @@ class Counted(Struct, frozen=True, kw_only=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """A longer stretch, as the chosen fleet serves it."""
+    """A longer window, as the chosen fleet serves it."""
 
-    stretch: Counted
+    stretch: Counted  # the window
     figures: Figures
     minutes: Minutes
     one_fewer: Count | None  # replica; None where one is enough
@@ -61,9 +61,9 @@ class Advice(Struct, frozen=True, kw_only=True):
     requests: int
     duration_s: float
     target: float
-    searched: Counted  # the stretch for which the replicas are enough
+    searched: Counted  # the window for which the replicas are enough
     fleets: list[Fleet]
-    hopeless: list[Hopeless]  # of a sample of the stretch that was searched
+    hopeless: list[Hopeless]  # of a sample of the window that was searched
     chosen: Fleet | None  # None where no fleet is enough
     shown: Shown | None
 
@@ -89,8 +89,8 @@ def advise(
     chosen = choose(fleets)
     shown = None
     if chosen is not None:
-        stretch = busiest_of(requests, one.duration_s, profile, SHOWN)
-        shown = _shown(trials[fleets.index(chosen)], stretch, chosen, jobs, show)
+        window = busiest_of(requests, one.duration_s, profile, SHOWN)
+        shown = _shown(trials[fleets.index(chosen)], window, chosen, jobs, show)
     return Advice(
         trace=one.workload,
         tiers=one.tiers.name,
@@ -109,7 +109,7 @@ def advise(
 
 def _fleets(
     trials: Sequence[Trial],
-    stretch: Stretch,
+    window: Window,
     violations: Mapping[str, float],
     mean_rps: float,
     jobs: int,
@@ -125,11 +125,11 @@ def _fleets(
     def go_on(n: int) -> None:
         for probe in searches[n].step():
             runs.append((n, probe))
-            tasks.append(partial(probed, trials[n], stretch, probe))
+            tasks.append(partial(probed, trials[n], window, probe))
 
     def begin(n: int, near: int | None) -> None:
         limit = violations[trials[n].deployment.profile]
-        searches[n] = Search(trials[n], stretch, limit, mean_rps, near)
+        searches[n] = Search(trials[n], window, limit, mean_rps, near)
         go_on(n)
 
     with_draft = [n for n, trial in enumerate(trials) if trial.deployment.draft != 0.0]
@@ -173,30 +173,30 @@ def replicas_in_words(count: int) -> str:
 
 
 def _shown(
-    trial: Trial, stretch: Stretch, chosen: Fleet, jobs: int, show: Callable[[str], None]
+    trial: Trial, window: Window, chosen: Fleet, jobs: int, show: Callable[[str], None]
 ) -> Shown:
-    """The chosen fleet, and one replica fewer, on this stretch."""
+    """The chosen fleet, and one replica fewer, on this window."""
     assert chosen.replicas is not None
     counts = [chosen.replicas, *([chosen.replicas - 1] if chosen.replicas > 1 else [])]
     words = " and with ".join(map(replicas_in_words, counts))
-    show(f"serving {len(stretch.requests)} requests with {words}")
-    tasks = [partial(serve, trial, stretch, n, keep_times=True) for n in counts]
+    show(f"serving {len(window.requests)} requests with {words}")
+    tasks = [partial(serve, trial, window, n, keep_times=True) for n in counts]
     served = dict(run_all(tasks, jobs))
     fewer = None
     if len(counts) > 1:
         fewer = Count(replicas=counts[1], attainment=1.0 - served[1].figures.violated_fraction)
     return Shown(
-        stretch=_counted(stretch),
+        stretch=_counted(window),
         figures=served[0].figures,
-        minutes=by_minute(stretch, served[0].verdicts),
+        minutes=by_minute(window, served[0].verdicts),
         one_fewer=fewer,
     )
 
 
-def _hopeless(trial: Trial, stretch: Stretch) -> list[Hopeless]:
+def _hopeless(trial: Trial, window: Window) -> list[Hopeless]:
     found = []
     for name in trial.tiers.tiers:
-        theirs = [request for request in stretch.requests if request.tier == name]
+        theirs = [request for request in window.requests if request.tier == name]
         lost = len(theirs)
         if theirs:
             lost -= alone(theirs, trial.tiers, trial.deployment.profile)
@@ -209,9 +209,9 @@ def _hopeless(trial: Trial, stretch: Stretch) -> list[Hopeless]:
     return found
 
 
-def _share(hopeless: Sequence[Hopeless], sample: Stretch) -> float:
+def _share(hopeless: Sequence[Hopeless], sample: Window) -> float:
     return sum(each.hopeless for each in hopeless) / len(sample.requests)
 
 
-def _counted(stretch: Stretch) -> Counted:
-    return Counted(requests=len(stretch.requests), from_s=stretch.from_s, seconds=stretch.seconds)
+def _counted(window: Window) -> Counted:
+    return Counted(requests=len(window.requests), from_s=window.from_s, seconds=window.seconds)

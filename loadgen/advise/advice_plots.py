@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from loadgen.advise.advice import Advice, Shown, said, title
-from loadgen.advise.sufferers import MINUTE_S
+from loadgen.advise.late_minutes import MINUTE_S
 from loadgen.trials.plots import BOUND_COLOUR, COLOURS, line_of, new_figure, write
 
 

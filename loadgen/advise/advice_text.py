@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
-from loadgen.advise.enough import Fleet
+from loadgen.advise.replica_search import Fleet
 from loadgen.load.report import percent
 from loadgen.tables import print_line, print_table
 from loadgen.trials.figures_table import figures_table

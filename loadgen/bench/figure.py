@@ -11,20 +11,11 @@ from rich.table import Table
 from loadgen.bench.machine import Machine
 from shared.errors import ConfigError
 
-UNITS = {
-    "s": 1.0,
-    "ms": 1e3,
-    "us": 1e6,
-    "MB": 1e-6,
-    "%": 100.0,
-    "tokens/s": 1.0,
-    "/s": 1.0,
-    "x": 1.0,
-    "": 1.0,
-}
+# What a value in base units is multiplied by; other units show the value as it is.
+UNITS = {"ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0}
 
 
-class Figure(Struct, frozen=True, kw_only=True):
+class Figure(Struct, frozen=True):
     """One figure. `value` is in base units: seconds, bytes, a fraction, a count.
 
     None: nothing was measured. `unit` is the unit in which the table shows the value.
@@ -49,7 +40,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     def shown(self, value: float | None) -> str:
         if value is None:
             return "-"
-        scaled = value * UNITS[self.unit]
+        scaled = value * UNITS.get(self.unit, 1.0)
         return f"{scaled:{',.0f' if scaled >= 1000 else '.3g'}} {self.unit}".strip()
 
     @property
@@ -77,7 +68,6 @@ def spread(
     part: str,
     name: str,
     seconds: Sequence[float],
-    unit: str,
     *,
     p50: float | None = None,
     p99: float | None = None,
@@ -85,15 +75,8 @@ def spread(
     """The median and the 99th percentile of measured seconds, with the aims given for them."""
     note = f"{len(seconds)} samples"
     return [
-        Figure(
-            part=part,
-            name=f"{name}, p50",
-            value=quantile(seconds, 0.5),
-            unit=unit,
-            aim=p50,
-            note=note,
-        ),
-        Figure(part=part, name=f"{name}, p99", value=quantile(seconds, 0.99), unit=unit, aim=p99),
+        Figure(part, f"{name}, p50", quantile(seconds, 0.5), "ms", aim=p50, note=note),
+        Figure(part, f"{name}, p99", quantile(seconds, 0.99), "ms", aim=p99),
     ]
 
 
@@ -108,14 +91,9 @@ def table(report: BenchReport) -> Table:
         if part and figure.part != part:
             out.add_section()
         verdict = {None: "", True: "met", False: "missed"}[figure.met]
-        out.add_row(
-            "" if figure.part == part else figure.part,
-            figure.name,
-            figure.shown(figure.value),
-            figure.aimed,
-            verdict,
-            figure.note,
-        )
+        head = "" if figure.part == part else figure.part
+        measured = figure.shown(figure.value)
+        out.add_row(head, figure.name, measured, figure.aimed, verdict, figure.note)
         part = figure.part
     return out
 

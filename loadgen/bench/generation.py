@@ -27,13 +27,8 @@ def measure(quick: bool, say: Say) -> list[Figure]:
     if find_spec("torch") is None or find_spec("transformers") is None:
         say("  skipped: torch and transformers are not installed")
         return []
-    command = [
-        sys.executable,
-        "-m",
-        "services.worker.bench.engine",
-        "--json",
-        *(["--quick"] if quick else []),
-    ]
+    command = [sys.executable, "-m", "services.worker.bench.engine", "--json"]
+    command += ["--quick"] if quick else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -59,102 +54,48 @@ def figures(measured: EngineFigures) -> list[Figure]:
     found = []
     for number, speed in enumerate(measured.speeds):
         note = f"best of {measured.rounds}" if number else model
-        found.append(
-            Figure(part=PART, name=speed.name, value=speed.engine, unit="tokens/s", note=note)
-        )
+        found.append(Figure(PART, speed.name, speed.engine, "tokens/s", note=note))
         others = {"generate": speed.generate, "generate_batch": speed.generate_batch}
-        for name, other in others.items():
-            if other is not None:
-                note = f"{name}: {other:,.0f} tokens/s"
-                found.append(
-                    Figure(
-                        part=PART,
-                        name=f"{speed.name}, over {name}",
-                        value=speed.engine / other,
-                        unit="x",
-                        least=AIM,
-                        note=note,
-                    )
-                )
+        for other, per_s in others.items():
+            if per_s is not None:
+                name, note = f"{speed.name}, over {other}", f"{other}: {per_s:,.0f} tokens/s"
+                found.append(Figure(PART, name, speed.engine / per_s, "x", least=AIM, note=note))
     for batch, outside_s in measured.outside_s.items():
         iteration_s = measured.iteration_s[batch]
         note = f"{outside_s / iteration_s:.0%} of an iteration of {iteration_s * 1e3:.1f} ms"
-        found.append(
-            Figure(
-                part=PART,
-                name=f"outside the model, batch {batch}",
-                value=outside_s,
-                unit="ms",
-                note=note,
-            )
-        )
+        found.append(Figure(PART, f"outside the model, batch {batch}", outside_s, "ms", note=note))
     found += drafting(measured)
-    for name, quantiles in measured.late_s.items():
+    for beside, quantiles in measured.late_s.items():
         for share, late_s in zip(("p50", "p99"), quantiles, strict=True):
-            found.append(
-                Figure(
-                    part=PART,
-                    name=f"event loop late beside {name}, {share}",
-                    value=late_s,
-                    unit="ms",
-                )
-            )
+            found.append(Figure(PART, f"event loop late beside {beside}, {share}", late_s, "ms"))
     return found
 
 
 def drafting(measured: EngineFigures) -> list[Figure]:
-    """The cost of the draft model; decoding with drafts, over no drafts and over assisted
-    generation; for each batch the number of drafts that is best; and the time outside the models.
+    """The cost of the draft model; for each batch the number of drafts that is best, over no drafts
+    and over assisted generation; and the time outside the models.
     """
     none = {one.batch: one for one in measured.drafting if not one.budget}
-    plain = {batch: one.tokens_per_s for batch, one in none.items()}
     speed = "tokens/s of CPU time" if measured.device == CPU else "tokens/s"
     found = []
     step, read = fractions_of(measured.draft)
     if step:
-        found = [
-            Figure(part=PART, name="a draft step, of the target's pass", value=step, unit="%"),
-            Figure(
-                part=PART,
-                name="the draft reads a prompt token, of the target's time",
-                value=read,
-                unit="%",
-            ),
+        name = "the draft reads a prompt token, of the target's time"
+        found += [
+            Figure(PART, "a draft step, of the target's pass", step, "%"),
+            Figure(PART, name, read, "%"),
         ]
-    for one in measured.drafting:
-        note = (
-            f"{one.tokens_per_s:,.0f} {speed}; {one.yielded:.2f} tokens a request in "
-            f"{one.iteration_s * 1e3:.1f} ms, drafting {one.drafted_s * 1e3:.1f}, outside the "
-            f"models {one.outside_s / one.iteration_s:.0%}"
-        )
-        if one.budget:  # as long as the tokens take without drafts, less their verification
-            verified_s = one.iteration_s - one.drafted_s
-            even_s = none[one.batch].iteration_s * one.yielded - verified_s
-            note += f"; even if drafting took {even_s * 1e3:.1f} ms"
-        name, value = f"batch {one.batch}, {one.budget} drafts", one.tokens_per_s
-        name, value = f"{name}, over none", value / plain[one.batch]
-        found.append(Figure(part=PART, name=name, value=value, unit="x", note=note))
-    for batch, plain_per_s in plain.items():
+    for batch, plain in none.items():
         every = [one for one in measured.drafting if one.batch == batch]
         best = max(every, key=lambda one: one.tokens_per_s)
+        name = f"batch {batch}, best number of drafts, over none"
+        note = f"{best.budget} drafts" if best.budget else "none: drafts lose"
+        found.append(Figure(PART, name, best.tokens_per_s / plain.tokens_per_s, "x", note=note))
+        name = f"batch {batch}, outside the models, at most"
+        note = "of an iteration, with any number of drafts"
         outside = max(one.outside_s / one.iteration_s for one in every)
-        found += [
-            Figure(
-                part=PART,
-                name=f"batch {batch}, best number of drafts, over none",
-                value=best.tokens_per_s / plain_per_s,
-                unit="x",
-                note=f"{best.budget} drafts" if best.budget else "none: drafts lose",
-            ),
-            Figure(
-                part=PART,
-                name=f"batch {batch}, outside the models, at most",
-                value=outside,
-                unit="%",
-                aim=OUTSIDE_AIM if batch == OUTSIDE_BATCH else None,
-                note="of an iteration, with any number of drafts",
-            ),
-        ]
+        aim = OUTSIDE_AIM if batch == OUTSIDE_BATCH else None
+        found.append(Figure(PART, name, outside, "%", aim=aim, note=note))
     if measured.generate_assisted:
         most_per_s = max(one.tokens_per_s for one in measured.drafting if one.batch == 1)
         note = (
@@ -162,6 +103,6 @@ def drafting(measured: EngineFigures) -> list[Figure]:
             f"{measured.generate_alone:,.0f} {speed}"
         )
         name = "batch 1, best, over assisted generation"
-        value = most_per_s / measured.generate_assisted
-        found.append(Figure(part=PART, name=name, value=value, unit="x", least=AIM, note=note))
+        gain = most_per_s / measured.generate_assisted
+        found.append(Figure(PART, name, gain, "x", least=AIM, note=note))
     return found

@@ -5,7 +5,7 @@ import math
 from contextlib import suppress
 
 from loadgen.bench.figure import Figure, spread
-from loadgen.bench.live_fleet import Caller, Observer
+from loadgen.bench.live_fleet import Caller, Observer, delta_figures
 from loadgen.fleet.child import Say
 from shared import subjects
 from shared.errors import PeerError
@@ -13,7 +13,6 @@ from shared.schemas import Attach, Replay
 
 PART = "idle fleet"
 ACCEPTED_AIM_S = 0.003
-DELTA_AIM_S = 0.002
 PAUSE_S = (0.02, 0.06)  # between two requests, so that every process sleeps
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 3
 WARM_UP = 0.1  # additional requests before the measured ones, as a fraction of them
@@ -36,25 +35,11 @@ async def measure(caller: Caller, observer: Observer, count: int, say: Say) -> l
     sent = caller.requests[warm_up:]
     received = [r.received_unix_s - r.sent_unix_s for r in sent if r.received_unix_s is not None]
     accepted = [r.accepted_unix_s - r.sent_unix_s for r in sent if r.accepted_unix_s is not None]
-    generated = observer.generated_unix_s()
-    first = [
-        received_unix_s - generated[r.key, 0]
-        for r in sent
-        for offset, received_unix_s in r.deltas[:1]
-        if (r.key, offset) in generated
-    ]
-    every = [
-        received_unix_s - generated[r.key, offset]
-        for r in sent
-        for offset, received_unix_s in r.deltas
-        if (r.key, offset) in generated
-    ]
     return [
-        *spread(PART, "request to accepted", accepted, "ms", p50=ACCEPTED_AIM_S),
-        *spread(PART, "request to received", received, "ms"),
-        *spread(PART, "first delta after its iteration's end", first, "ms", p50=DELTA_AIM_S),
-        *spread(PART, "any delta after its iteration's end", every, "ms"),
-        *spread(PART, "a question to admission with one read of the store", asked, "ms"),
+        *spread(PART, "request to accepted", accepted, p50=ACCEPTED_AIM_S),
+        *spread(PART, "request to received", received),
+        *delta_figures(PART, observer.late(sent)),
+        *spread(PART, "a question to admission with one read of the store", asked),
     ]
 
 

@@ -1,11 +1,12 @@
 """Observation of a live fleet: timestamps of a client's events and of plans and acks on the bus."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from loadgen.bench.figure import Figure, spread
 from loadgen.fleet.fleet import Fleet
 from shared import subjects
 from shared.bus.api import Call
@@ -16,6 +17,8 @@ from shared.columns import unpack_list
 from shared.schemas import BatchPlan, Delta, GenerateRequest, PlanAck, Sampling, Status, StreamEvent
 from shared.vocabulary import ReplicaId, RequestKey
 
+DELTA_AIM_S = 0.002
+
 
 @dataclass(slots=True)
 class TimedRequest:
@@ -25,9 +28,8 @@ class TimedRequest:
     sent_unix_s: float
     received_unix_s: float | None = None
     accepted_unix_s: float | None = None
-    deltas: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # (tokens before, received_unix_s)
+    # (tokens before, received_unix_s)
+    deltas: list[tuple[int, float]] = field(default_factory=list)
 
 
 class Iteration(NamedTuple):
@@ -35,6 +37,14 @@ class Iteration(NamedTuple):
 
     ack: PlanAck
     plan_received_unix_s: float | None
+
+
+class Late(NamedTuple):
+    """A delta: its offset, when it was received, and how long after its iteration's end."""
+
+    offset: int
+    received_unix_s: float
+    late_s: float
 
 
 class Observer:
@@ -59,7 +69,17 @@ class Observer:
             Iteration(ack, self._plans.pop((ack.replica, ack.epoch, ack.plan_seq), None))
         )
 
-    def generated_unix_s(self) -> dict[tuple[RequestKey, int], float]:
+    def late(self, requests: Sequence[TimedRequest]) -> list[Late]:
+        """The deltas of these requests whose iteration was observed."""
+        generated = self._generated_unix_s()
+        return [
+            Late(offset, received_unix_s, received_unix_s - generated[request.key, offset])
+            for request in requests
+            for offset, received_unix_s in request.deltas
+            if (request.key, offset) in generated
+        ]
+
+    def _generated_unix_s(self) -> dict[tuple[RequestKey, int], float]:
         """[request, tokens before] The end of the iteration that generated the next tokens."""
         generated: dict[tuple[RequestKey, int], float] = {}
         for iterations in self.iterations.values():
@@ -72,6 +92,14 @@ class Observer:
                         generated[key, offset] = ack.ended_unix_s
                         at[slot] = (key, offset + n)
         return generated
+
+
+def delta_figures(part: str, late: Sequence[Late]) -> list[Figure]:
+    first_s = [one.late_s for one in late if one.offset == 0]
+    return [
+        *spread(part, "first delta after its iteration's end", first_s, p50=DELTA_AIM_S),
+        *spread(part, "any delta after its iteration's end", [one.late_s for one in late]),
+    ]
 
 
 class Caller:

@@ -1,24 +1,23 @@
 """Two replicas under a steady load, in iterations of 20 ms: idle engines, lateness, CPU, memory."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import TypeVar
 
 from loadgen.bench.figure import Figure, quantile, spread
-from loadgen.bench.live_fleet import Caller, Iteration, Observer
-from loadgen.bench.machine import Memory, cpu_s, memory_of
+from loadgen.bench.live_fleet import Caller, Iteration, Observer, delta_figures
+from loadgen.bench.machine import cpu_s, memory_bytes
 from loadgen.fleet.child import Say
 from loadgen.fleet.fleet import Fleet
 from shared.client.client import Handle
 from shared.errors import SlacklineError
 from shared.perf import profile_file as profiles
 from shared.perf.shape import BatchShape
-from shared.vocabulary import ReplicaId
 
 PART = "under load"
 IDLE_AIM = 0.01
-DELTA_AIM_S = 0.002
 ITERATION_S = 0.020
 PROFILE = "a100-llama3-8b"
 # Requests of each replica that decode throughout. The requests that arrive and end meanwhile are
@@ -27,6 +26,7 @@ DECODES = 24
 PROMPT_TOKENS, LONGEST_OUTPUT = 300, 6000
 ARRIVALS_PER_S, ARRIVAL_PROMPT, ARRIVAL_OUTPUT = 4.0, 120, 60
 SAMPLE_S = 1.0  # between two samples of the memory
+Number = TypeVar("Number", int, float)
 
 
 def pace() -> float:
@@ -55,11 +55,11 @@ async def measure(
         arrivals = group.create_task(_arrive(caller, group))
         await asyncio.sleep(settle_s)
         began_unix_s, began_cpu_s = caller.clock.unix_s(), _cpu(fleet)
-        peaks: dict[str, Memory] = {}
+        peaks = dict[str, int]()
         while (left_s := began_unix_s + seconds - caller.clock.unix_s()) > 0:
             await asyncio.sleep(min(SAMPLE_S, left_s))
-            for name, now in memory_now(fleet).items():
-                peaks[name] = peaks.get(name, now).most(now)
+            for name, used_bytes in memory_now(fleet).items():
+                peaks[name] = max(used_bytes, peaks.get(name, 0))
             say(f"  {seconds - max(left_s - SAMPLE_S, 0):.0f} of {seconds:.0f} s")
         ended_unix_s, ended_cpu_s = caller.clock.unix_s(), _cpu(fleet)
         arrivals.cancel()
@@ -67,116 +67,77 @@ async def measure(
             if (handle := await task) is not None:
                 with suppress(SlacklineError):
                     await handle.cancel()
-    window = {
-        replica: [
+    window = [
+        [
             iteration
             for iteration in iterations
             if iteration.ack.plan_seq and began_unix_s <= iteration.ack.ended_unix_s <= ended_unix_s
         ]
-        for replica, iterations in observer.iterations.items()
-    }
-    generated = observer.generated_unix_s()
+        for iterations in observer.iterations.values()
+    ]
     late = [
-        (offset, received_unix_s - generated[request.key, offset])
-        for request in caller.requests[earlier:]
-        for offset, received_unix_s in request.deltas
-        if (request.key, offset) in generated and began_unix_s <= received_unix_s <= ended_unix_s
+        one
+        for one in observer.late(caller.requests[earlier:])
+        if began_unix_s <= one.received_unix_s <= ended_unix_s
     ]
-    figures = _engines(window)
-    figures += spread(
-        PART,
-        "first delta after its iteration's end",
-        [s for offset, s in late if offset == 0],
-        "ms",
-        p50=DELTA_AIM_S,
-    )
-    figures += spread(PART, "any delta after its iteration's end", [s for _, s in late], "ms")
-    used = {
-        name: ended_cpu_s[name] - at_s for name, at_s in began_cpu_s.items() if name in ended_cpu_s
+    took_s = ended_unix_s - began_unix_s
+    cores = {
+        name: (ended_cpu_s[name] - at_s) / took_s
+        for name, at_s in began_cpu_s.items()
+        if name in ended_cpu_s
     }
-    share = sum(used.values()) / (ended_unix_s - began_unix_s)
-    note = ", ".join(f"{name} {s / (ended_unix_s - began_unix_s):.0%}" for name, s in used.items())
-    figures.append(
-        Figure(part=PART, name="CPU of the fleet, in cores", value=share, unit="", note=note)
-    )
-    return figures + memory_figures("memory under load", peaks)
-
-
-def memory_figures(part: str, by_process: dict[str, Memory]) -> list[Figure]:
-    """The memory of each process: its PSS, or its RSS where the system reports no PSS.
-
-    The sum of PSS counts shared pages once.
-    """
+    note = ", ".join(f"{name} {share:.0%}" for name, share in cores.items())
     return [
-        Figure(
-            part=part,
-            name=name,
-            value=memory.pss_bytes or memory.rss_bytes,
-            unit="MB",
-            note=str(memory),
-        )
-        for name, memory in by_process.items()
+        *_engines(window),
+        *delta_figures(PART, late),
+        Figure(PART, "CPU of the fleet, in cores", sum(cores.values()), "", note=note),
+        *memory_figures("memory under load", peaks),
     ]
 
 
-def memory_now(fleet: Fleet) -> dict[str, Memory]:
-    return {child.name: memory_of(child.pid) for child in fleet.processes if child.pid is not None}
+def memory_figures(part: str, by_process: Mapping[str, int]) -> list[Figure]:
+    return [Figure(part, name, used_bytes, "MB") for name, used_bytes in by_process.items()]
 
 
-def _engines(window: Mapping[ReplicaId, list[Iteration]]) -> list[Figure]:
+def memory_now(fleet: Fleet) -> dict[str, int]:
+    """The bytes of each process that runs."""
+    return _by_process(fleet, memory_bytes)
+
+
+def _by_process(fleet: Fleet, of: Callable[[int], Number | None]) -> dict[str, Number]:
+    found = {child.name: of(child.pid) for child in fleet.processes if child.pid is not None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _engines(window: Sequence[Sequence[Iteration]]) -> list[Figure]:
     """The figures of the engines.
 
-    The iterations of `window` follow one another without a break: the replicas have work
-    throughout.
+    The iterations of each replica follow one another without a break: there is work throughout.
     """
-    total_s = idle_s = 0.0
-    took: list[float] = []
-    overhead: list[float] = []
-    between: list[float] = []
-    lead: list[float] = []
-    entries: list[int] = []
-    for iterations in window.values():
-        for before, now in pairwise(iterations):
-            length_s = now.ack.ended_unix_s - before.ack.ended_unix_s
-            total_s += length_s
-            idle_s += now.ack.idle_s
-            took.append(length_s)
-            overhead.append(length_s - now.ack.exec_s)
-            between.append(now.ack.started_unix_s - before.ack.ended_unix_s)
-            entries.append(len(now.ack.slots) // 4)
-            if now.plan_received_unix_s is not None:
-                lead.append(now.ack.started_unix_s - now.plan_received_unix_s)
+    pairs = [(before.ack, now.ack) for iterations in window for before, now in pairwise(iterations)]
+    took = [now.ended_unix_s - before.ended_unix_s for before, now in pairs]
+    overhead = [length_s - now.exec_s for length_s, (_, now) in zip(took, pairs, strict=True)]
+    between = [now.started_unix_s - before.ended_unix_s for before, now in pairs]
+    lead = [
+        now.ack.started_unix_s - now.plan_received_unix_s
+        for iterations in window
+        for now in iterations[1:]
+        if now.plan_received_unix_s is not None
+    ]
+    entries = [len(now.slots) // 4 for _, now in pairs]
+    idle = sum(now.idle_s for _, now in pairs) / sum(took) if took else None
+    outside = sum(overhead) / sum(took) if took else None
     mean = sum(entries) / len(entries) if entries else None
+    ahead = "plan here before its iteration began"
     return [
-        Figure(
-            part=PART,
-            name="engines idle for want of a plan",
-            value=idle_s / total_s if total_s else None,
-            unit="%",
-            aim=IDLE_AIM,
-        ),
-        Figure(
-            part=PART,
-            name="engines not computing, all told",
-            value=sum(overhead) / total_s if total_s else None,
-            unit="%",
-        ),
-        *spread(PART, "an iteration, from end to end", took, "ms"),
-        *spread(PART, "of it not the engine's own time", overhead, "ms"),
-        *spread(PART, "worker's work between two iterations", between, "ms"),
-        Figure(
-            part=PART,
-            name="plan here before its iteration began, p50",
-            value=quantile(lead, 0.5),
-            unit="ms",
-        ),
-        Figure(
-            part=PART,
-            name="plan here before its iteration began, p1",
-            value=quantile(lead, 0.01),
-            unit="ms",
-        ),
-        Figure(part=PART, name="entries of an iteration, mean", value=mean, unit=""),
+        Figure(PART, "engines idle for want of a plan", idle, "%", aim=IDLE_AIM),
+        Figure(PART, "engines not computing, all told", outside, "%"),
+        *spread(PART, "an iteration, from end to end", took),
+        *spread(PART, "of it not the engine's own time", overhead),
+        *spread(PART, "worker's work between two iterations", between),
+        Figure(PART, f"{ahead}, p50", quantile(lead, 0.5), "ms"),
+        Figure(PART, f"{ahead}, p1", quantile(lead, 0.01), "ms"),
+        Figure(PART, "entries of an iteration, mean", mean, ""),
     ]
 
 
@@ -196,5 +157,4 @@ async def _arrive(caller: Caller, group: asyncio.TaskGroup) -> None:
 
 def _cpu(fleet: Fleet) -> dict[str, float]:
     """The CPU seconds that each process has used."""
-    used_s = {child.name: cpu_s(child.pid) for child in fleet.processes if child.pid is not None}
-    return {name: seconds for name, seconds in used_s.items() if seconds is not None}
+    return _by_process(fleet, cpu_s)

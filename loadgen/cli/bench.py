@@ -4,7 +4,6 @@ A missed aim is no error: the exit status does not depend on the figures.
 """
 
 import argparse
-import logging
 import shlex
 import sys
 import time
@@ -12,28 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import structlog
 import uvloop
 from rich.console import Console
 
 from loadgen.bench import generation as engine
-from loadgen.bench import (
-    idle,
-    loaded,
-    machine,
-    messages,
-    overloaded,
-    planning,
-    scale_of_services,
-)
+from loadgen.bench import idle, loaded, machine, messages, planning, scale
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, make_room, table, write
 from loadgen.bench.live_fleet import observed
+from loadgen.cli.options.option import add_option
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.load.connection import quiet_logs
 from loadgen.tables import print_table
 
 PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded", "scale")
-ALONE = ("overload",)  # only where it is named: it takes ten minutes
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +36,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 200  # through an idle fleet
     settle_s: float = 4.0  # of load before the measurement
     loaded_s: float = 30.0  # of load that is measured
-    overload_s: float = 600.0
 
 
-QUICK = Effort(
-    repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0, overload_s=10.0
-)
+QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,29 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only",
-        choices=(*PARTS, *ALONE),
+        choices=PARTS,
         metavar="PART",
-        help=f"measure this part alone: {', '.join((*PARTS, *ALONE))}",
+        help=f"measure this part alone: {', '.join(PARTS)}",
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="K", help="random seed of the load (default: 1)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/bench.json"),
-        metavar="FILE",
-        help="write the report to FILE as JSON (default: out/bench.json)",
-    )
+    add_option(parser, "--seed K", "random seed of the load", 1)
+    add_option(parser, "--out FILE", "write the report to FILE as JSON", Path("out/bench.json"))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    # Standard output is for the table. The bus logs only warnings and errors, to standard error.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    quiet_logs()
     make_room(args.out)
     began, began_at_s = datetime.now(UTC), time.monotonic()
     effort = QUICK if args.quick else Effort()
@@ -95,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         _say("planning steps of one replica, without a bus")
         figures += planning.measure(effort.steps, args.seed)
     if "simulator" in parts:
-        _say("simulations of 1 to 64 replicas")
+        _say("simulations")
         figures += simulator.measure(effort.simulated, args.seed)
     if "engine" in parts:
         _say("the torch engine beside transformers' own generate")
@@ -104,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
         figures += uvloop.run(_with_fleet(parts, effort, args.seed))
     if "scale" in parts:
         _say("one planner, admission and gateway, then two of each")
-        figures += uvloop.run(scale_of_services.measure(args.quick, args.seed, _say))
-    if "overload" in parts:
-        figures += uvloop.run(overloaded.measure(effort.overload_s, args.seed, _say))
+        figures += uvloop.run(scale.measure(args.quick, args.seed, _say))
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,

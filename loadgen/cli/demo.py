@@ -2,29 +2,30 @@
 
 import argparse
 import asyncio
-import logging
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
 import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
 from loadgen.bench import machine
 from loadgen.cli.main import INTERRUPTED
+from loadgen.cli.options.option import add_option
 from loadgen.demo import questions as answers
-from loadgen.demo import rush, story
+from loadgen.demo import rush
 from loadgen.demo.prompts import Prompts
 from loadgen.demo.rush import Rush, capacity_per_s
-from loadgen.fleet.fleet import Fleet, FleetSpec, torch_replicas
-from loadgen.load.mix import PlannedRequest
-from loadgen.load.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.fleet.gpus import torch_replicas
+from loadgen.load.connection import quiet_logs
+from loadgen.load.report import DEFINITION, Report, percent, side_by_side, write_report
 from loadgen.tables import print_table
 from shared.errors import ConfigError
 from shared.models import shipped as models
@@ -49,10 +50,10 @@ QUICK = Rush(
     pace=0.2,
 )
 FCFS_CHUNK_TOKENS = 2048  # the best of a sweep on its load
-POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
-    ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
-    ("slackline", {}),
-)
+POLICIES: dict[str, dict[str, str]] = {
+    "fcfs": {"chunk_tokens": str(FCFS_CHUNK_TOKENS)},
+    "slackline": {},
+}
 PLAIN_WIDTH = 120  # columns, where the output is no terminal
 
 
@@ -62,28 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send a few requests to simulated engines, without torch, to see that all works",
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=SEED,
-        metavar="K",
-        help=f"random seed of the requests (default: {SEED})",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("out/demo"),
-        metavar="DIR",
-        help="folder for reports and traces (default: out/demo)",
-    )
+    add_option(parser, "--seed K", "random seed of the requests", SEED)
+    add_option(parser, "--out DIR", "folder for reports", Path("out/demo"))
 
 
 def run(args: argparse.Namespace) -> int:
-    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    quiet_logs()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -137,9 +122,36 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
             highlight=False,
         )
     reports = []
-    for policy, settings in POLICIES:
-        reports.append(await _round(policy, settings, load, requests, prompts, args, console))
-    _show(reports, args.out, console)
+    for policy, settings in POLICIES.items():
+        label = " ".join([policy, *(f"chunk {value}" for value in settings.values())])
+        console.print(f"\n[bold]{label}[/]", highlight=False)
+        report = await _on(
+            rush.spec(policy, settings, load),
+            partial(
+                rush.serve,
+                label=label,
+                rush=load,
+                requests=requests,
+                prompts=prompts,
+                command=shlex.join(["slackline", *sys.argv[1:]]),
+                console=console,
+            ),
+            console,
+        )
+        for note in report.notes:
+            console.print(f"  {note}", highlight=False, style="dim")
+        write_report(report, args.out / f"{policy}.json")
+        reports.append(report)
+    console.rule("Results")
+    print_table(console, side_by_side(reports))
+    console.print(_in_words(*reports), highlight=False)
+    console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
+    console.print(
+        f"reports  {args.out}/fcfs.json, {args.out}/slackline.json  "
+        f"(slackline compare {args.out}/*.json)",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
 
 
@@ -155,33 +167,6 @@ def _scaled_to(profile: Profile, rush: Rush) -> Rush:
         pace=1.0,
     )
     return replace(torch, rate=LOAD * torch.replicas * capacity_per_s(profile, torch.requests()))
-
-
-async def _round(
-    policy: str,
-    settings: dict[str, str],
-    load: Rush,
-    requests: list[PlannedRequest],
-    prompts: Prompts | None,
-    args: argparse.Namespace,
-    console: Console,
-) -> Report:
-    label = policy + "".join(
-        f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items()
-    )
-    trace = (args.out / f"trace-{policy}.jsonl").absolute()
-    trace.unlink(missing_ok=True)
-    console.print(f"\n[bold]{label}[/]", highlight=False)
-    command = shlex.join(["slackline", *sys.argv[1:]])
-    report = await _on(
-        rush.spec(policy, settings, load, trace),
-        lambda fleet: rush.serve(fleet, label, load, requests, prompts, command, console),
-        console,
-    )
-    for note in report.notes:
-        console.print(f"  {note}", highlight=False, style="dim")
-    write_report(report, args.out / f"{policy}.json")
-    return report
 
 
 async def _on(
@@ -207,33 +192,9 @@ async def _on(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _show(reports: list[Report], out: Path, console: Console) -> None:
-    console.rule("Results")
-    print_table(console, side_by_side(reports))
-    console.print(_in_words(reports), highlight=False)
-    console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
-    path = out / "trace-slackline.jsonl"
-    traces = story.read_traces(path)
-    chosen = story.richest(traces)
-    if chosen is not None:
-        print_table(console, story.timeline(chosen, traces[chosen]))
-    console.print(
-        f"\nreports  {out}/fcfs.json, {out}/slackline.json  (slackline compare {out}/*.json)",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"traces   {path}, one span a line; the trace above is {chosen}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _in_words(reports: list[Report]) -> str:
+def _in_words(fcfs: Report, slackline: Report) -> str:
     """The table in words, for a reader who sees such a table for the first time."""
-    fcfs, slackline = reports
     first = next(iter(fcfs.tiers))
-    before, after = fcfs.tiers[first], slackline.tiers[first]
     lost = fcfs.total.offered - fcfs.total.met
     kept = slackline.total.offered - slackline.total.met
     if kept >= lost:
@@ -241,25 +202,14 @@ def _in_words(reports: list[Report]) -> str:
             "\nThe load was too low to separate the policies, or this machine was too busy with "
             "other work."
         )
-    words = (
+    return (
         f"\nThe engines and the {fcfs.total.offered} requests were the same. "
         "In the bursts more requests arrived than the engines could serve at once. "
         f"In order of arrival (fcfs), {first} requests waited behind long prompts that had "
-        f"a minute to spare: {percent(before.met_fraction)} of them met their SLO. "
-        f"By due times (slackline), {percent(after.met_fraction)} did: requests with time left "
-        "wait, and chunks grow while no token is urgent and shrink when one is due. "
+        f"a minute to spare: {percent(fcfs.tiers[first].met_fraction)} of them met their SLO. "
+        f"By due times (slackline), {percent(slackline.tiers[first].met_fraction)} did: requests "
+        "with time left wait, and chunks grow while no token is urgent and shrink when one is due. "
+        "A request that can no longer meet its SLO is relegated early and finished with the "
+        "capacity that is left, so that it does not make others late "
+        f"({slackline.total.relegated} here). SLOs missed: {lost} with fcfs, {kept} with slackline."
     )
-    if slackline.total.relegated:
-        words += (
-            "A request that can no longer meet its SLO is relegated early and finished with the "
-            "capacity that is left, so that it does not make others late "
-            f"({slackline.total.relegated} here: the slow end of the times above). "
-        )
-    words += f"SLOs missed: {lost} with fcfs, {kept} with slackline."
-    bound_s = after.slo.tbt_s if after.slo else None
-    if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
-        words += (
-            f" Gaps of more than {seconds(bound_s)} there are mostly slack well spent: "
-            "the tokens before them were early."
-        )
-    return words

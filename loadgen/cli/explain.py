@@ -11,13 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.options.common import awaiting_admission
+from loadgen.cli.options.option import add_option
 from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.users import OPERATOR, Role, User
 from shared.core.record.explanation import WORDS, in_seconds, others
-from shared.errors import BusError, ConfigError, NoResponders
+from shared.errors import ConfigError
 from shared.request_timeline import Happened, Happening
 from shared.schemas import Explain, Explanation
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
@@ -45,9 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REQUEST_ID",
         help="id of the request, also as TENANT.ID, or the id of an HTTP answer",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--tenant",
-        help="tenant of the request (default: default; for the operator that of TENANT.ID)",
+        "tenant of the request (default: default; for the operator that of TENANT.ID)",
     )
     parser.add_argument(
         "--operator",
@@ -108,7 +111,7 @@ async def _asked(
             return await bus.request(subject, question, Explanation, timeout_s=ANSWER_S)
 
         *firsts, last = ids
-        try:
+        with awaiting_admission(args.url):
             for request_id in firsts:
                 try:
                     return await ask(request_id)
@@ -116,10 +119,6 @@ async def _asked(
                     if error.code != "not_found":
                         raise
             return await ask(last)
-        except NoResponders as error:
-            raise BusError(
-                f"{args.url} has no admission service: start a fleet with `slackline up`"
-            ) from error
 
 
 def show(found: Explanation, console: Console) -> None:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from loadgen.cli.options.option import add_option
 from shared.bus.users import Role, User
 from shared.errors import ConfigError
 from shared.subjects import ID_PATTERN
@@ -10,27 +11,25 @@ from shared.subjects import ID_PATTERN
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of the keys")
-    parser.add_argument(
-        "--workers", default="", metavar="R1,R2,...", help="the replicas of the workers"
-    )
-    parser.add_argument("--tenants", default="", metavar="A,B,...", help="the tenants")
-    parser.add_argument(
-        "--hosts",
-        default="",
-        metavar="NAME,...",
-        help="names and addresses under which the NATS server is reached, besides this machine's",
+    add_option(parser, "--workers R1,R2,...", "the replicas of the workers", "")
+    add_option(parser, "--tenants A,B,...", "the tenants", "")
+    add_option(
+        parser,
+        "--hosts NAME,...",
+        "names and addresses under which the NATS server is reached, besides this machine's",
+        "",
     )
     parser.add_argument(
         "--revoke",
         action="store_true",
         help="take the keys of these workers, tenants and services away instead",
     )
-    parser.add_argument(
-        "--services",
-        default="",
-        metavar="NAME,...",
-        help="with --revoke: operator, gateway, admission, planner, relegation; the next "
+    add_option(
+        parser,
+        "--services NAME,...",
+        "with --revoke: operator, gateway, admission, planner, relegation; the next "
         "`slackline keys` makes new keys for them",
+        "",
     )
 
 

@@ -35,9 +35,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.cli.config",
         "check a configuration file, line by line, and say what each setting means",
     ),
-    "submit": ("loadgen.cli.submit", "send one prompt and stream the answer"),
+    "submit": ("loadgen.cli.sending.submit", "send one prompt and stream the answer"),
     "chat": (
-        "loadgen.cli.chat",
+        "loadgen.cli.sending.chat",
         "talk with the model of a running fleet, and see the latency of each answer",
     ),
     "status": ("loadgen.cli.status", "say whether a fleet works, and what it does just now"),
@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "say why a request was late, with the share of each cause",
     ),
     "load": (
-        "loadgen.cli.load",
+        "loadgen.cli.sending.load",
         "send the requests of a trace or a synthetic workload to a running fleet",
     ),
     "record": (
@@ -55,37 +55,37 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "write the requests of a running fleet to a trace, which `slackline advise` reads",
     ),
     "simulate": (
-        "loadgen.cli.simulate",
+        "loadgen.cli.simulated.simulate",
         "serve a trace or a workload in virtual time, with the cores of the live services",
     ),
     "capacity": (
-        "loadgen.cli.capacity",
+        "loadgen.cli.simulated.capacity",
         "find the highest rate at which few enough requests miss their SLO, in virtual time",
     ),
     "advise": (
-        "loadgen.cli.advise",
+        "loadgen.cli.simulated.advise",
         "say how many replicas of which GPU a recorded load needs, and which requests suffer",
     ),
     "search": (
-        "loadgen.cli.search",
+        "loadgen.cli.simulated.search",
         (
             "rank the settings of a policy, such as the mix of its pools, "
             "by their results on a load, in virtual time"
         ),
     ),
     "compare": (
-        "loadgen.cli.compare",
+        "loadgen.cli.simulated.compare",
         "put policies side by side on identical arrivals, in virtual time, or reports of load runs",
     ),
     "bound": (
-        "loadgen.cli.bound",
+        "loadgen.cli.simulated.bound",
         (
             "bound the requests of a trace or a workload that any scheduler could satisfy, "
             "even one that knows the future"
         ),
     ),
     "profile": (
-        "loadgen.cli.profile",
+        "loadgen.cli.simulated.profile",
         "list, show and fit profiles, the models of iteration time",
     ),
     "key": (

@@ -14,6 +14,7 @@ from typing import TextIO
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.options.option import add_option
 from loadgen.load.connection import connecting
 from loadgen.load.trace import NORMALISED
 from shared import subjects
@@ -41,19 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the trace, as .csv or .csv.gz; a file that is there is replaced",
     )
-    parser.add_argument(
-        "--duration",
+    add_option(
+        parser,
+        "--duration S",
+        "record the requests that come within S seconds (default: until Ctrl-C)",
         type=float,
-        metavar="S",
-        help="record the requests that come within S seconds (default: until Ctrl-C)",
     )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=WAIT_S,
-        metavar="S",
-        help="with --duration: wait at most S seconds more for the answers that still run "
+    add_option(
+        parser,
+        "--wait S",
+        "with --duration: wait at most S seconds more for the answers that still run "
         f"(default: {WAIT_S:g})",
+        WAIT_S,
     )
     add_access_arguments(parser, "the operator")
 

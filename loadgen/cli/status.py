@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.options.option import add_option
 from loadgen.fleet.fleet_tables import headline, replica_table, tier_table
 from loadgen.load.connection import connecting
 from loadgen.tables import print_line, print_table
@@ -24,12 +25,8 @@ ANSWER_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--listen",
-        type=float,
-        default=LISTEN_S,
-        metavar="S",
-        help=f"listen for S seconds; longer shows more of the SLOs (default: {LISTEN_S:g})",
+    add_option(
+        parser, "--listen S", "listen for S seconds; longer shows more of the SLOs", LISTEN_S
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_access_arguments(parser, "the operator")

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 
 from loadgen.access import Access, access_of, add_access_arguments
+from loadgen.cli.options.option import add_option
 from loadgen.load.connection import connecting
 from shared.bus.users import OPERATOR
 
@@ -15,13 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R1,R2,...",
         help="the replicas of the workers; each has a log of its own",
     )
-    parser.add_argument(
-        "--copies",
-        type=int,
-        default=1,
-        metavar="N",
-        help="servers of the NATS cluster that keep each stream (default: 1)",
-    )
+    add_option(parser, "--copies N", "servers of the NATS cluster that keep each stream", 1)
     add_access_arguments(parser, "the operator")
 
 

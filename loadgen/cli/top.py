@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.options.option import add_option
 from loadgen.fleet.fleet_tables import headline, request_table, strip_table, tier_table
 from loadgen.load.connection import connecting
 from loadgen.tables import fitted
@@ -27,9 +28,7 @@ QUIT = b"q\x03"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--every", type=float, default=0.5, metavar="S", help="look every S seconds (default: 0.5)"
-    )
+    add_option(parser, "--every S", "look every S seconds", 0.5)
     add_access_arguments(parser, "the operator")
 
 

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -15,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import structlog
 from msgspec import Struct
 
 from loadgen.access import DEFAULT_URL
-from loadgen.cli.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
-from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec, torch_replicas
+from loadgen.cli.options.common import parse_pairs
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.trial import add_draft_arguments, add_policy_arguments, draft_of
+from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec
+from loadgen.fleet.gpus import torch_replicas
 from loadgen.fleet.metrics_page import listen, metrics_page
 from loadgen.fleet.ports import HOST, is_free
+from loadgen.load.connection import quiet_logs
 from shared.bus.users import Role, User
 from shared.errors import ConfigError
 from shared.models import shipped as models
@@ -42,26 +44,14 @@ NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--replicas",
-        type=int,
-        metavar="N",
-        help="number of workers, each with an engine "
+    add_option(
+        parser,
+        "--replicas N",
+        "number of workers, each with an engine "
         "(default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)",
+        type=int,
     )
-    parser.add_argument(
-        "--policy",
-        default="",
-        metavar="NAME",
-        help=f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the policy; may be repeated",
-    )
+    add_policy_arguments(parser, default="")
     parser.add_argument(
         "--engine",
         default="torch",
@@ -69,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch and vllm run a real model; sim has the timing of a GPU and answers nonsense "
         "(default: torch)",
     )
-    parser.add_argument(
-        "--model",
-        metavar="NAME|FOLDER",
-        help="torch, vllm: a shipped model, or a folder in Hugging Face format "
+    add_option(
+        parser,
+        "--model NAME|FOLDER",
+        "torch, vllm: a shipped model, or a folder in Hugging Face format "
         f"(default: {models.DEFAULT})",
     )
     parser.add_argument(
@@ -89,86 +79,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FOLDER",
         help="vllm: a LoRA adapter; may be repeated",
     )
-    parser.add_argument(
-        "--draft-model",
-        default="",
-        metavar="NAME|FOLDER",
-        help="torch: the draft model beside it, a shipped one or a folder; none: no drafts "
+    add_option(
+        parser,
+        "--draft-model NAME|FOLDER",
+        "torch: the draft model beside it, a shipped one or a folder; none: no drafts "
         f"(default: {models.DRAFTS[models.DEFAULT]} beside {models.DEFAULT}, else none)",
+        "",
     )
-    parser.add_argument(
-        "--profile",
-        default="",
-        metavar="NAME",
-        help="iteration-time model of the engine: a shipped profile or a .json file "
+    add_option(
+        parser,
+        "--profile NAME",
+        "iteration-time model of the engine: a shipped profile or a .json file "
         "(default: sim has one built in, the others measure theirs)",
+        "",
     )
-    parser.add_argument(
-        "--pace",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="sim: seconds of wall clock per second of the profile (default: 1)",
-    )
+    add_option(parser, "--pace X", "sim: seconds of wall clock per second of the profile", 1.0)
     add_draft_arguments(parser)
-    parser.add_argument(
-        "--tiers",
-        default="",
-        metavar="NAME|FILE",
-        help="tiers and their SLOs: a built-in set, or a file: a configuration, or a set in TOML "
+    add_option(
+        parser,
+        "--tiers NAME|FILE",
+        "tiers and their SLOs: a built-in set, or a file: a configuration, or a set in TOML "
         "or JSON",
+        "",
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="configuration of all services, in TOML; `slackline config check FILE` explains it. "
+    add_option(
+        parser,
+        "--config FILE",
+        "configuration of all services, in TOML; `slackline config check FILE` explains it. "
         "Other options here win over it",
-    )
-    parser.add_argument(
-        "--planners", type=int, default=1, metavar="N", help="number of planners (default: 1)"
-    )
-    parser.add_argument(
-        "--admissions",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of admission services (default: 1)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        metavar="P",
-        help=f"port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)",
-    )
-    parser.add_argument(
-        "--http-port",
-        type=int,
-        metavar="P",
-        help=f"port of the gateway; 0: any free port (default: {HTTP_PORT} if free, else any)",
-    )
-    parser.add_argument(
-        "--store",
         type=Path,
-        metavar="DIR",
-        help="keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
     )
-    parser.add_argument(
-        "--metrics-port",
+    add_option(parser, "--planners N", "number of planners", 1)
+    add_option(parser, "--admissions N", "number of admission services", 1)
+    add_option(
+        parser,
+        "--port P",
+        f"port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)",
         type=int,
-        metavar="P",
-        help=f"port of the page with the metrics of all processes (default: {METRICS_PORT}, "
+    )
+    add_option(
+        parser,
+        "--http-port P",
+        f"port of the gateway; 0: any free port (default: {HTTP_PORT} if free, else any)",
+        type=int,
+    )
+    add_option(
+        parser,
+        "--store DIR",
+        "keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
+        type=Path,
+    )
+    add_option(
+        parser,
+        "--metrics-port P",
+        f"port of the page with the metrics of all processes (default: {METRICS_PORT}, "
         "else any free one)",
+        type=int,
     )
     parser.add_argument("--no-gateway", action="store_true", help="start no gateway: NATS only")
 
 
 def run(args: argparse.Namespace) -> int:
-    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    quiet_logs()
     with listen(HOST, _metrics_port(args.metrics_port)) as listener:
         return asyncio.run(_up(make_spec(args), listener))
 
@@ -192,7 +164,6 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         load_tiers(args.tiers)
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
-    check_acceptance(args.acceptance)
     if args.model and args.engine == "sim":
         raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
     if args.engine != "sim":
@@ -230,7 +201,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         draft_model=args.draft_model,
         profile=args.profile,
         pace=args.pace,
-        draft=None if args.draft is None else parse_draft(args.draft),
+        draft=draft_of(args, None),
         acceptance=args.acceptance,
         vllm=vllm,
         adapters=adapters,
@@ -279,17 +250,6 @@ def _tenants(environment: Mapping[str, str]) -> list[str]:
     """The tenants that get a key at NATS. Raises ConfigError."""
     named = read_tenants(_rules(environment).tenants).tenants
     return list(dict.fromkeys((DEFAULT_TENANT, *(name for name in named if name != OTHERS))))
-
-
-def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """The values of NAME=VALUE pairs by name. Raises ConfigError for any other form."""
-    values = dict[str, str]()
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"{option} {pair}: write NAME=VALUE")
-        values[name] = value
-    return values
 
 
 def _json_or_text(text: str) -> Any:

@@ -3,8 +3,6 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct
 from rich.console import Console
@@ -80,7 +78,7 @@ def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> floa
     )
 
 
-def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> FleetSpec:
+def spec(policy: str, settings: Mapping[str, str], rush: Rush) -> FleetSpec:
     return FleetSpec(
         replicas=rush.replicas,
         policy=policy,
@@ -91,7 +89,6 @@ def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> F
         tiers=TIERS,
         gateway=False,
         drain_s=2.0,
-        environment={"SLACKLINE_TRACE_FILE": str(trace), "OTEL_TRACES_SAMPLER_ARG": "1"},
     )
 
 
@@ -128,15 +125,15 @@ async def serve(
         engines = await heartbeats.spent()
     busy = engines.exec_s / (took_s * rush.replicas)
     waited = engines.idle_s / (engines.exec_s + engines.idle_s) if engines.exec_s else 0.0
-    late = spread([outcome.lateness_s for outcome in tally.outcomes])
+    late_s = spread([outcome.lateness_s for outcome in tally.outcomes]).p99_s or 0.0
     machine = (
         f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it "
         f"and waited {100 * waited:.1f} % for plans; "
-        f"requests were sent {seconds(late.p50_s)} late in the median, "
-        f"99 % of them at most {seconds(late.p99_s)}; the fleet used {cores:.2f} cores"
+        f"99 % of the requests were sent at most {seconds(late_s)} late; "
+        f"the fleet used {cores:.2f} cores"
     )
     notes = [machine]
-    if rush.engine != "sim" and (waited > IDLE_LIMIT or (late.p99_s or 0.0) > LATENESS_LIMIT_S):
+    if rush.engine != "sim" and (waited > IDLE_LIMIT or late_s > LATENESS_LIMIT_S):
         notes.append(
             "this machine was too busy with other work: run the demonstration again when it is idle"
         )
@@ -154,8 +151,4 @@ async def serve(
 
 
 def _cpu_s(fleet: Fleet) -> float:
-    total_s = 0.0
-    for child in fleet.processes:
-        with suppress(OSError):
-            total_s += (cpu_s(child.pid) or 0.0) if child.pid is not None else 0.0
-    return total_s
+    return sum(cpu_s(child.pid) or 0.0 for child in fleet.processes if child.pid is not None)

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from loadgen.access import Access, noted
 from loadgen.fleet.child import Child, ChildError, Say
+from loadgen.fleet.gpus import cores, share_of
 from loadgen.fleet.nats_server import (
     MAX_PAYLOAD_BYTES,
     find_binary,
@@ -59,6 +60,8 @@ VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
 METRICS_PORT = "SLACKLINE_METRICS_PORT"
 KILL_AFTER_S = 3.0  # after a service's drain_s
+# the order in which processes stop
+STOPPED = (("gateway",), ("worker",), ("planner", "relegation"), ("admission",), ("nats-server",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +88,7 @@ class FleetSpec:
     admissions: int = 1
     gateway: bool = True
     metrics: bool = False  # each process serves its metrics, on a port of its own
-    url: str = (
-        ""  # of a NATS server that runs already, and asks for no key; empty: one of the fleet's own
-    )
+    url: str = ""  # of a NATS server that runs already, and asks for no key; empty: its own
     port: int = 0  # of the fleet's own NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
     tenants: Sequence[str] = (subjects.DEFAULT_TENANT,)  # with a key each at NATS
@@ -225,22 +226,16 @@ class Fleet:
             its_own |= self._login(User(Role.WORKER, replica))
             self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
         if self.spec.gateway:
-            self._spawn(
-                "gateway",
-                _service("gateway"),
-                environment
-                | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)}
-                | self._login(User(Role.GATEWAY)),
-            )
+            its_own = {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)}
+            self._add("gateway", 0, environment | its_own)
         async with self.connect("slackline-fleet") as bus:
             await self._until_ready(bus)
         if self.spec.gateway:
             await self._until_http()
         for child in self._children.values():
             child.patient = True
-        ruled = [
-            c for name, c in self._children.items() if name.startswith(("admission", "gateway"))
-        ]
+        rules = ("admission", "gateway")
+        ruled = [child for child in self.processes if child.name.startswith(rules)]
         self._keep(tell_refusals(ruled, self._say), "fleet.refusals")
 
     def _take_folder(self) -> Path:
@@ -276,18 +271,13 @@ class Fleet:
             lines.append(include_line(self.keys.server_conf, conf))
         conf.write_text("\n".join(lines) + "\n")
         self.url = f"nats://{HOST}:{port}"
-        self._spawn(
-            "nats-server",
-            [str(find_binary()), "--config", str(conf)],
-            dict(os.environ),
-            suffix="log",
-        )
+        command = [str(find_binary()), "--config", str(conf)]
+        self._spawn("nats-server", command, dict(os.environ), suffix="log")
         while not await asyncio.to_thread(greets, self.url):
             await asyncio.sleep(POLL_S)
         server = self._children["nats-server"]
-        self._keep(
-            keep_writable(server, f"http://{monitor}", self.folder, self._say), "fleet.store"
-        )
+        writable = keep_writable(server, f"http://{monitor}", self.folder, self._say)
+        self._keep(writable, "fleet.store")
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec
@@ -349,10 +339,8 @@ class Fleet:
             port = free_port()
             environment = environment | {METRICS_PORT: str(port)}
             self.metrics[name] = f"http://{HOST}:{port}/metrics"
-        child = Child(
-            name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say
-        )
-        self._children[name] = child
+        log = self.folder / "logs" / f"{name}.{suffix}"
+        self._children[name] = child = Child(name, command, environment, log, self._say)
         self._keep(child.keep(), f"fleet.{name}")
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -362,11 +350,8 @@ class Fleet:
         keeper.add_done_callback(self._kept)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        if (
-            not keeper.cancelled()
-            and (error := keeper.exception()) is not None
-            and not self.failed.done()
-        ):
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None and not self.failed.done():
             self.failed.set_exception(error)
 
     # ------------------------------------------------------------ being ready
@@ -378,11 +363,8 @@ class Fleet:
             subjects.DIGESTS, Digest, lambda digest, _: planned.add(digest.replica)
         )
         for service in ("admission", "requests", "planner", "relegation", "worker"):
-            self._awaited = [
-                name
-                for name in self._children
-                if name.startswith("admission" if service == "requests" else service)
-            ]
+            process = "admission" if service == "requests" else service
+            self._awaited = [name for name in self._children if name.startswith(process)]
             while not await answers(bus, service, PING_S):
                 await asyncio.sleep(POLL_S)
         while missing := [replica for replica in self.replicas if replica not in planned]:
@@ -454,18 +436,10 @@ class Fleet:
         """
         within_s = self.spec.drain_s + KILL_AFTER_S
         try:
-            for stage in (
-                ("gateway",),
-                ("worker",),
-                ("planner", "relegation"),
-                ("admission",),
-                ("nats-server",),
-            ):
-                if stage == ("worker",):
+            for stage in STOPPED:
+                if "worker" in stage:
                     await self._until_idle()
-                children = [
-                    child for name, child in self._children.items() if name.startswith(stage)
-                ]
+                children = [child for child in self.processes if child.name.startswith(stage)]
                 await asyncio.gather(*(child.stop(within_s) for child in children))
         finally:
             for child in self._children.values():
@@ -481,45 +455,9 @@ class Fleet:
 
 
 def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of worker n. Each of several workers on one machine has GPUs of its own, in turn,
-    out of the visible ones or out of all. Raises ConfigError where they are too few.
-    """
-    gpus = visible_gpus(environment)
-    if spec.replicas == 1 or spec.engine == "sim" or (spec.engine == "torch" and not gpus):
-        return {}
+    """The GPUs of worker n. Raises ConfigError where there are too few."""
     each = int(spec.vllm.get("tensor_parallel_size", 1))
-    needed = each * spec.replicas
-    if gpus and len(gpus) < needed:
-        if spec.engine == "torch" and environment.get("SLACKLINE_WORKER_KV_BLOCKS"):
-            return {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]}
-        raise ConfigError(
-            f"{spec.replicas} replicas of {each} GPU{'s' * (each > 1)} need {needed}, and there "
-            f"{'is' if len(gpus) == 1 else 'are'} {len(gpus)}"
-            + "; replicas of the torch engine may share one with SLACKLINE_WORKER_KV_BLOCKS"
-            * (spec.engine == "torch")
-        )
-    mine = (gpus or [str(gpu) for gpu in range(needed)])[n * each : (n + 1) * each]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [gpu for gpu in named.split(",") if gpu and gpu != "-1"]  # -1: none
-    found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
-    return sorted((name for name in found if name.isdigit()), key=int)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def torch_replicas() -> int:
-    """One for each GPU. Without any, the number that leaves half of the machine to everything else,
-    at most two.
-    """
-    return len(visible_gpus(os.environ)) or max(1, min(2, cores() // 2))
+    return share_of(spec.engine, spec.replicas, each, n, environment)
 
 
 def _service(name: str) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.cli.profile import list_table
+from loadgen.cli.simulated.profile import list_table
 from loadgen.tables import print_line, print_table
 from shared.perf import profile_file as profiles
 

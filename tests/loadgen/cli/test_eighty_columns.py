@@ -21,8 +21,6 @@ from rich.table import Table
 from loadgen.bench import figure, machine
 from loadgen.cli.main import COMMANDS, main
 from loadgen.cli.top import screen
-from loadgen.demo import story
-from loadgen.demo.story import SpanLine
 from loadgen.fleet.fleet_tables import replica_table, request_table, strip_table, tier_table
 from loadgen.load.progress import Counter
 from loadgen.load.report import side_by_side, table
@@ -33,7 +31,7 @@ from shared.console.picture import Picture
 from shared.rules.tiers import DEFAULT
 from shared.schemas import RosterAnswer
 from shared.vocabulary import FinishReason, ReplicaId, ServiceClass
-from tests.loadgen.cli.test_advise import tiers, trace
+from tests.loadgen.cli.simulated.test_advise import tiers, trace
 from tests.loadgen.load.test_report import answered, reported
 from tests.shared.console.heard import NOW, ack, announce, digest, ended, entry, held, plan
 
@@ -223,22 +221,7 @@ def test_top_fills_the_terminal_and_no_more(width: int, height: int) -> None:
             assert len(lines) <= height
 
 
-def test_the_tables_of_the_demo_and_the_bench_fit() -> None:
-    spans = [
-        SpanLine(
-            trace_id=32 * "a",
-            span_id=str(n),
-            parent_span_id=str(n - 1) if n else None,
-            name="decide and hold",
-            service="admission",
-            start_unix_s=NOW + n,
-            end_unix_s=NOW + n + 1,
-            attributes={},
-        )
-        for n in range(6)
-    ]
-    timeline = story.timeline(32 * "a", spans)
-    check(timeline, lines_of(fitted(timeline, WIDTH)))
+def test_the_table_of_the_bench_fits() -> None:
     report = figure.BenchReport(
         command="slackline bench",
         seed=1,
@@ -247,7 +230,7 @@ def test_the_tables_of_the_demo_and_the_bench_fit() -> None:
         took_s=100.0,
         machine=machine.describe(),
         figures=[
-            *figure.spread("planning", "a step of the default policy", [0.001] * 9, "ms", p50=0.01),
+            *figure.spread("planning", "a step of the default policy", [0.001] * 9, p50=0.01),
             figure.Figure(
                 part="one replica at the load of many",
                 name="requests that one admission brings in",

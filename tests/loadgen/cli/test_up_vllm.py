@@ -42,7 +42,7 @@ def test_arguments_of_vllm_are_json_or_plain_words() -> None:
     [
         (("--engine", "sim", "--vllm", "a=1"), "--engine vllm"),
         (("--adapter", "a=/b"), "--engine vllm"),
-        (("--engine", "vllm", "--vllm", "enforce_eager"), "NAME=VALUE"),
+        (("--engine", "vllm", "--vllm", "enforce_eager"), "KEY=VALUE"),
         (("--engine", "vllm", "--model", "no-such-model"), "no model named"),
         (("--engine", "sim", "--model", "slackline-5m"), "--engine torch, or vllm"),
         (("--engine", "sim", "--replicas", "0"), "at least one replica"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli.plan_arguments import read_fitting
+from loadgen.cli.options.plan import read_fitting
 from loadgen.load.mix import plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload

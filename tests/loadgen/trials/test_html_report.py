@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.cli.html_option import write_reports
 from loadgen.cli.main import main
+from loadgen.cli.options.html import write_reports
 from loadgen.load.report import side_by_side, table, write_report
 from loadgen.load.run_course import PARTS, Course, course_of_tally
 from loadgen.load.tally import Tally

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.access import Access
-from loadgen.cli.chat import Chat
+from loadgen.cli.sending.chat import Chat
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
 from services.admission.intake import idempotency as digests
 from services.admission.intake import reading as intake

@@ -4,6 +4,7 @@ import argparse
 
 import msgspec
 
+from loadgen.cli.options.option import add_option
 from shared.errors import ConfigError
 from shared.schemas import Sampling
 
@@ -13,6 +14,22 @@ TAKEN = {
     "temperature": "0 to 2",
     "seed": "a whole number of at most 64 bits",
 }
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float) -> None:
+    add_option(
+        parser,
+        "--max-tokens N",
+        "longest answer, in tokens; cut to what the context has room for",
+        256,
+    )
+    add_option(parser, "--temperature T", "sampling temperature; 0 is greedy", temperature)
+    add_option(
+        parser,
+        "--seed K",
+        "random seed; the same seed and questions give the same answers",
+        type=int,
+    )
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:

@@ -6,8 +6,8 @@ import sys
 import msgspec
 from rich.console import Console
 
-from loadgen.cli.plan_arguments import Plan
-from loadgen.cli.trial_arguments import add_run_arguments, read_run
+from loadgen.cli.options.plan import Plan
+from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.report import zero_gap_note
 from loadgen.tables import print_line, print_table
 from loadgen.trials.figures import Figures, figures_of

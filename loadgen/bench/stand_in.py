@@ -1,21 +1,85 @@
-"""A stand-in for a worker: it runs each plan as it was sent, in the time that the plan predicts."""
+"""A stand-in for a worker, and the messages that make a replica full of requests.
+
+The bench of planning steps drives it in virtual time, that of a planner process over NATS.
+"""
 
 from collections import deque
 
 from shared.columns import pack, unpack_list
-from shared.schemas import BatchPlan, PlanAck
+from shared.schemas import Announce, BatchPlan, Offer, PlanAck, ResyncEntry
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+
+# With so much KV no request is preempted.
+KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS, SLOTS = 80_000, 16, 8192, 4096
+LONGEST_OUTPUT = 4000
+INCARNATION = "i1"
+
+
+def announcement(
+    replica: ReplicaId,
+    profile: str,
+    now_unix_s: float,
+    *,
+    incarnation: str = INCARNATION,
+    epoch: int = 0,
+    ack_seq: int = 0,
+) -> Announce:
+    return Announce(
+        replica=replica,
+        incarnation=incarnation,
+        at_unix_s=now_unix_s,
+        model="m",
+        engine="sim",
+        profile=profile,
+        pool="",
+        kv_blocks=KV_BLOCKS,
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=CONTEXT_TOKENS,
+        max_slots=SLOTS,
+        epoch=epoch,
+        ack_seq=ack_seq,
+    )
+
+
+def offer(
+    number: int, slo: Slo, prompt_tokens: int, now_unix_s: float, importance: float = 1.0
+) -> Offer:
+    return Offer(
+        key=RequestKey(f"bench.{number}"),
+        attempt=1,
+        service_class=ServiceClass.STANDARD,
+        tier="t",
+        slo=slo,
+        importance=importance,
+        application=f"a{number % 4}",
+        arrived_unix_s=now_unix_s,
+        prompt_tokens=prompt_tokens,
+        max_tokens=LONGEST_OUTPUT,
+        next_due_unix_s=slo.first_due_unix_s(now_unix_s),
+    )
+
+
+def decoding(slot: int, offered: Offer, generated: int) -> ResyncEntry:
+    """A request that decodes, with so many tokens generated."""
+    return ResyncEntry(
+        slot=slot,
+        offer=offered,
+        computed_tokens=offered.prompt_tokens + generated - 1,
+        generated_tokens=generated,
+    )
 
 
 class StandInWorker:
-    """The requests of one replica, and the plans that it has not run yet.
+    """The requests of one replica, and the plans that it has not run yet. It runs each plan as it
+    was sent, in the time that the plan predicts.
 
     Whenever more than `most_decodes` requests decode, the worker stops the oldest of them. The
     planner cannot foresee these stops, so it must reconcile the acks.
     """
 
-    def __init__(self, began_unix_s: float, most_decodes: int) -> None:
+    def __init__(self, began_unix_s: float, most_decodes: int, ack_seq: int = 0) -> None:
         self.ended_unix_s = began_unix_s  # the end of the last iteration
-        self.ack_seq = 0  # of the newest ack
+        self.ack_seq = ack_seq  # of the newest ack
         self._most_decodes = most_decodes
         # [slot] prompt tokens still to compute; 0: the request decodes
         self._left: dict[int, int] = {}
@@ -42,12 +106,11 @@ class StandInWorker:
         before, or later where its plan came only at `not_before_unix_s`.
         """
         plan = self._plans.popleft()
-        slots, caps = unpack_list(plan.slots), unpack_list(plan.caps)
         released = list(zip(unpack_list(plan.released), plan.released_why, strict=True))
         for slot, _ in released:
             self._left.pop(slot, None)
         ran, computed, emitted, skipped = [], [], [], []
-        for slot, cap in zip(slots, caps, strict=True):
+        for slot, cap in zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True):
             left = self._left.get(slot)
             if left is None:  # stopped before this plan was sent
                 skipped.append(slot)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from loadgen.cli.options.option import add_option
 from loadgen.load.report import Report
 from loadgen.trials.comparison import Round
 from loadgen.trials.figures_table import circumstances, named
@@ -14,11 +15,11 @@ from shared.rules.tiers import Tier, TierSet
 
 
 def add_html_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--html",
+    add_option(
+        parser,
+        "--html FILE",
+        "write a report with plots to FILE, as one HTML page that loads nothing",
         type=Path,
-        metavar="FILE",
-        help="write a report with plots to FILE, as one HTML page that loads nothing",
     )
 
 

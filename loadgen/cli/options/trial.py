@@ -6,10 +6,13 @@ They describe the fleet that serves the plan of requests, and how SLOs are judge
 import argparse
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 from rich.console import Console
 
-from loadgen.cli.plan_arguments import Demand, Plan, add_plan_arguments, read_demand
+from loadgen.cli.options.common import parse_pairs
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from loadgen.trials.trial import Trial
@@ -20,18 +23,15 @@ from shared.policy import registry
 from shared.rules.tiers import TierSet
 from shared.vocabulary import Definition
 
-DEFINITIONS_HELP = (
-    "when an SLO is met: every token by its deadline, or by mean TPOT, by the worst TPOT over 10 "
-    "tokens, or by TTLT alone (default: as each tier says, and deadline where it says nothing)"
-)
+Cost = TypeVar("Cost", DraftCost, None)
 
 
-def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        default=registry.DEFAULT,
-        metavar="P",
-        help=f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
+def add_policy_arguments(parser: argparse.ArgumentParser, default: str = registry.DEFAULT) -> None:
+    add_option(
+        parser,
+        "--policy P",
+        f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
+        default,
     )
     parser.add_argument(
         "--set",
@@ -44,19 +44,18 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the draft model of simulated engines, in virtual time or live."""
-    parser.add_argument(
-        "--draft",
-        metavar="STEP[,READ]",
-        help="time of a step of the draft model, and of a prompt token that it reads, as fractions "
+    add_option(
+        parser,
+        "--draft STEP[,READ]",
+        "time of a step of the draft model, and of a prompt token that it reads, as fractions "
         "of the target's; one number is both, 0: no draft model (default: as the profile states "
         f"it, or {DRAFT:g})",
     )
-    parser.add_argument(
-        "--acceptance",
-        type=float,
-        default=ACCEPTANCE,
-        metavar="A",
-        help=f"mean probability that the first drafted token is accepted (default: {ACCEPTANCE:g})",
+    add_option(
+        parser,
+        "--acceptance A",
+        "mean probability that the first drafted token is accepted",
+        ACCEPTANCE,
     )
 
 
@@ -74,38 +73,46 @@ def parse_draft(text: str) -> DraftCost:
     raise ConfigError(f"--draft {text}: write STEP or STEP,READ, fractions from 0 (no draft) to 1")
 
 
-def check_acceptance(acceptance: float) -> None:
-    """Raises ConfigError for a number out of range."""
-    if not 0 < acceptance <= 1:
+def draft_of(args: argparse.Namespace, default: Cost) -> DraftCost | Cost:
+    """The cost of the draft model. Raises ConfigError for options out of range."""
+    if not 0 < args.acceptance <= 1:
         raise ConfigError("--acceptance must be above 0 and at most 1")
+    return default if args.draft is None else parse_draft(args.draft)
+
+
+def add_definition_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--definition",
+        type=Definition,
+        choices=tuple(Definition),
+        help="when an SLO is met: every token by its deadline, or by mean TPOT, by the worst TPOT "
+        "over 10 tokens, or by TTLT alone (default: as each tier says, and deadline where it says "
+        "nothing)",
+    )
 
 
 def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--profile",
-        default="a100-llama3-8b",
-        metavar="NAME",
-        help=f"iteration-time model of the GPU: {', '.join(profiles.names())}, or a .json file "
+    add_option(
+        parser,
+        "--profile NAME",
+        f"iteration-time model of the GPU: {', '.join(profiles.names())}, or a .json file "
         "(default: a100-llama3-8b)",
+        "a100-llama3-8b",
     )
     add_draft_arguments(parser)
-    parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="number of replicas (default: 1)"
-    )
-    parser.add_argument(
-        "--definition", type=Definition, choices=tuple(Definition), help=DEFINITIONS_HELP
-    )
+    add_option(parser, "--replicas N", "number of replicas", 1)
+    add_definition_argument(parser)
     parser.add_argument(
         "--latency",
         default="none",
         choices=LATENCIES,
         help="latency of control: none, as papers assume, or that of a live fleet (default: none)",
     )
-    parser.add_argument(
-        "--wait",
+    add_option(
+        parser,
+        "--wait S",
+        "stop S seconds after the last arrival (default: run until all requests have ended)",
         type=float,
-        metavar="S",
-        help="stop S seconds after the last arrival (default: run until all requests have ended)",
     )
 
 
@@ -114,12 +121,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=600.0)
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    parser.add_argument(
-        "--check",
-        type=int,
-        default=0,
-        metavar="N",
-        help="check the consistency of all books every N events; 0: never (default: 0)",
+    add_option(
+        parser, "--check N", "check the consistency of all books every N events; 0: never", 0
     )
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON instead of a table"
@@ -134,7 +137,7 @@ def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
     if args.check < 0:
         raise ConfigError("--check must be 0 or more")
     demand = read_demand(args)
-    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    trial = make_trial(args, demand, args.policy, parse_pairs("--set", args.set), args.rate)
     plan = demand.at(args.rate)
     for note in plan.notes:
         console.print(note, highlight=False)
@@ -162,7 +165,6 @@ def make_trial(
     if args.wait is not None and not 0 <= args.wait < math.inf:
         raise ConfigError("--wait must be 0 or more")
     file = profiles.read(args.profile)
-    check_acceptance(args.acceptance)
     registry.make(policy, settings)
     deployment = Deployment(
         policy,
@@ -171,7 +173,7 @@ def make_trial(
         settings,
         LATENCIES[args.latency],
         ReplicaFacts(context_tokens=args.context),
-        draft=file.draft if args.draft is None else parse_draft(args.draft),
+        draft=draft_of(args, file.draft),
         acceptance=args.acceptance,
     )
     return Trial(
@@ -183,16 +185,3 @@ def make_trial(
         seed=args.seed,
         wait_s=args.wait,
     )
-
-
-def parse_settings(pairs: list[str]) -> dict[str, str]:
-    """The settings by key. Raises ConfigError for a malformed pair or a repeated key."""
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"setting `{pair}`: expected KEY=VALUE")
-        if key in settings:
-            raise ConfigError(f"setting `{key}` is given twice")
-        settings[key] = value
-    return settings

@@ -1,4 +1,4 @@
-"""The busiest stretch of a plan: it decides how many replicas the plan needs."""
+"""The busiest window of a plan: it decides how many replicas the plan needs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from shared.perf.iteration_time import Profile
 from shared.policy.slackline.price import prices_of
 
 
-class Stretch(NamedTuple):
+class Window(NamedTuple):
     """Requests that arrive one after another, and when they do in the whole plan."""
 
     requests: Sequence[PlannedRequest]  # the first arrives at 0 s
@@ -31,40 +31,40 @@ def work_s(requests: Sequence[PlannedRequest], profile: Profile) -> list[float]:
 
 def busiest(
     requests: Sequence[PlannedRequest], duration_s: float, profile: Profile, seconds: float
-) -> Stretch:
+) -> Window:
     """The so many seconds of the plan with the most work; the whole plan if it is no longer.
     `duration_s`: of the arrivals of the whole plan.
     """
     if duration_s <= seconds:
-        return Stretch(requests, 0.0, duration_s)
+        return Window(requests, 0.0, duration_s)
     at_s = np.array([request.arrival_s for request in requests])
     done_s = np.concatenate(([0.0], np.cumsum(work_s(requests, profile))))
     ends = np.searchsorted(at_s, at_s + seconds)
     begin = int((done_s[ends] - done_s[:-1]).argmax())
     from_s = float(at_s[begin])
-    return Stretch(_from_zero(requests[begin : ends[begin]], from_s), from_s, seconds)
+    return Window(_from_zero(requests[begin : ends[begin]], from_s), from_s, seconds)
 
 
 def busiest_of(
     requests: Sequence[PlannedRequest], duration_s: float, profile: Profile, most: int
-) -> Stretch:
-    """The busiest stretch of at most so many requests."""
+) -> Window:
+    """The busiest window of at most so many requests."""
     seconds = duration_s * most / len(requests)
-    stretch = busiest(requests, duration_s, profile, seconds)
-    while len(stretch.requests) > most:
-        seconds *= 0.99 * most / len(stretch.requests)
-        stretch = busiest(requests, duration_s, profile, seconds)
-    return stretch
+    window = busiest(requests, duration_s, profile, seconds)
+    while len(window.requests) > most:
+        seconds *= 0.99 * most / len(window.requests)
+        window = busiest(requests, duration_s, profile, seconds)
+    return window
 
 
-def thinned(stretch: Stretch, share: float) -> Stretch:
+def thinned(window: Window, share: float) -> Window:
     """Evenly chosen requests: this share of them, 0 to 1."""
     kept = [
         request
-        for n, request in enumerate(stretch.requests)
+        for n, request in enumerate(window.requests)
         if int((n + 1) * share) > int(n * share)
     ]
-    return stretch._replace(requests=_from_zero(kept, 0.0))
+    return window._replace(requests=_from_zero(kept, 0.0))
 
 
 def _from_zero(requests: Sequence[PlannedRequest], from_s: float) -> list[PlannedRequest]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from loadgen.advise.stretch import Stretch
+from loadgen.advise.window import Window
 from shared.schemas import Verdict
 
 MINUTE_S = 60.0
@@ -24,12 +24,12 @@ class Minutes(Struct, frozen=True, kw_only=True):
     busy_share: float | None  # None: none was violated
 
 
-def by_minute(stretch: Stretch, verdicts: Sequence[Verdict | None]) -> Minutes:
-    """The minutes of this stretch. `verdicts` run along its requests."""
-    count = max(1, math.ceil(stretch.seconds / MINUTE_S))
-    minute = np.array([min(int(r.arrival_s / MINUTE_S), count - 1) for r in stretch.requests])
+def by_minute(window: Window, verdicts: Sequence[Verdict | None]) -> Minutes:
+    """The minutes of this window. `verdicts` run along its requests."""
+    count = max(1, math.ceil(window.seconds / MINUTE_S))
+    minute = np.array([min(int(r.arrival_s / MINUTE_S), count - 1) for r in window.requests])
     missed = np.array([verdict is None or not verdict.slo_met for verdict in verdicts])
-    tokens = np.array([request.prompt_tokens for request in stretch.requests])
+    tokens = np.array([request.prompt_tokens for request in window.requests])
     offered = np.bincount(minute, minlength=count)
     violated = np.bincount(minute, weights=missed, minlength=count)
     prompts = np.bincount(minute, weights=tokens, minlength=count)

@@ -9,29 +9,32 @@ from rich.console import Console
 
 from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
-from loadgen.cli.compare import make_folder
-from loadgen.cli.plan_arguments import (
+from loadgen.cli.options.common import (
+    add_jobs_argument,
+    add_plots_argument,
+    make_folder,
+)
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import (
     add_context_argument,
     add_tiers_argument,
     read_fitting,
 )
-from loadgen.cli.trial_arguments import (
-    DEFINITIONS_HELP,
+from loadgen.cli.options.trial import (
+    add_definition_argument,
     add_draft_arguments,
-    check_acceptance,
-    parse_draft,
+    draft_of,
 )
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace
 from loadgen.load.workload import Rows
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
-from loadgen.trials.parallel import check_jobs, cores
+from loadgen.trials.parallel import check_jobs
 from loadgen.trials.trial import Trial
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.rules.tiers import TierSet, load_tiers
-from shared.vocabulary import Definition
 
 PROFILES = ("a100-llama3-8b", "h100-llama3-8b")
 EPILOG = f"""\
@@ -58,33 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"GPU and model to count replicas of: {', '.join(profiles.names())}, or a .json file; "
         f"may be repeated (default: {' and '.join(PROFILES)})",
     )
-    parser.add_argument(
-        "--target",
-        type=float,
-        default=0.99,
-        metavar="FRACTION",
-        help="fraction of the requests whose SLO is to be met (default: 0.99)",
-    )
+    add_option(parser, "--target FRACTION", "fraction of the requests whose SLO is to be met", 0.99)
     add_draft_arguments(parser)
-    parser.add_argument(
-        "--definition", type=Definition, choices=tuple(Definition), help=DEFINITIONS_HELP
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="K",
-        help="random seed: it decides which request is of which tier (default: 0)",
-    )
+    add_definition_argument(parser)
+    add_option(parser, "--seed K", "random seed: it decides which request is of which tier", 0)
     add_context_argument(parser)
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=cores(),
-        metavar="N",
-        help="number of processes; it does not change the results (default: the number of cores)",
-    )
+    add_plots_argument(parser)
+    add_jobs_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -94,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--target is a fraction, above 0 and at most 1")
     if args.context < 1:
         raise ConfigError("--context must be 1 or more")
-    check_acceptance(args.acceptance)
     tiers = load_tiers(args.tiers).judged_by(args.definition)
     names = dict.fromkeys(args.profile or PROFILES)
     for name in names:
@@ -113,8 +95,7 @@ def run(args: argparse.Namespace) -> int:
         for profile in names
         for trial in _trials(args, profile, tiers, trace.name, requests[-1].arrival_s)
     ]
-    if args.plots is not None:
-        make_folder(args.plots)
+    make_folder("--plots", args.plots)
     with console.status("simulating"):
         advice = advise(trials, requests, args.target, jobs, show)
     if args.plots is not None:
@@ -147,7 +128,7 @@ def _trials(
 ) -> list[Trial]:
     """Replicas of this profile without a draft model, and with it unless it is ruled out."""
     file = profiles.read(profile)
-    draft = file.draft if args.draft is None else parse_draft(args.draft)
+    draft = draft_of(args, file.draft)
     return [
         Trial(
             deployment=Deployment(

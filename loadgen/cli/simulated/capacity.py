@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.cli.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.cli.trial_arguments import (
+from loadgen.cli.options.common import parse_pairs
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
+from loadgen.cli.options.trial import (
     add_policy_arguments,
     add_trial_arguments,
     judged_tiers,
     make_trial,
-    parse_settings,
 )
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
@@ -54,6 +55,16 @@ class Setup(Struct, frozen=True, kw_only=True):
     acceptance: float
     wall_s: float
 
+    @property
+    def in_words(self) -> str:
+        latency = (
+            "no control latency" if self.latency == "none" else f"control latency: {self.latency}"
+        )
+        return (
+            f"{self.replicas} x {self.profile}, tiers {self.tiers}, {self.duration_s:g} s, "
+            f"seed {self.seed}, {latency}; SLOs judged by {self.definition}"
+        )
+
 
 class CapacityReport(Setup, frozen=True, kw_only=True):
     """The output of `slackline capacity --json`.
@@ -75,29 +86,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    parser.add_argument(
-        "--violations",
-        type=float,
-        default=0.01,
-        metavar="FRACTION",
-        help="fraction of the offered requests that may be violated (default: 0.01)",
+    add_option(
+        parser,
+        "--violations FRACTION",
+        "fraction of the offered requests that may be violated",
+        0.01,
     )
-    parser.add_argument(
-        "--precision",
-        type=float,
-        default=0.01,
-        metavar="FRACTION",
-        help="relative precision of the capacity: the search stops once its bounds are this "
-        "close (default: 0.01)",
-    )
+    add_precision_argument(parser, 0.01)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def add_precision_argument(parser: argparse.ArgumentParser, default: float) -> None:
+    add_option(
+        parser,
+        "--precision FRACTION",
+        "relative precision of the capacity: the search stops once its bounds are this close",
+        default,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     check_fractions(args.violations, args.precision)
     began_s = time.perf_counter()
     demand = read_demand(args)
-    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    trial = make_trial(args, demand, args.policy, parse_pairs("--set", args.set), args.rate)
     console = Console(stderr=True)
     for note in demand.notes:
         console.print(note, highlight=False)
@@ -130,18 +142,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
     print_table(out, probes_table(report))
-    latency = (
-        "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
-    )
     print_line(
         out,
         Text.assemble(
             (f"{report.capacity_rps:g} requests/s", "bold"),
             f" with {named(report.policy, report.settings)} and at most "
             f"{percent(report.violations)} violated, within {percent(report.precision)}\n"
-            f"{report.replicas} x {report.profile}, tiers {report.tiers}, "
-            f"{report.duration_s:g} s, seed {report.seed}, {latency}; "
-            f"SLOs judged by {report.definition}",
+            f"{report.in_words}",
         ),
     )
     return 0

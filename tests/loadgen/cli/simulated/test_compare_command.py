@@ -24,7 +24,7 @@ from shared.perf import profile_file as store
 from shared.schemas import Verdict
 from shared.vocabulary import FinishReason, ServiceClass, Slo
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LOAD = ["--workload", "mix", "--duration", "8", "--tiers", "demo-3", "--seed", "5"]
 COMPARE = ["compare", *LOAD, "--policies", "fcfs:chunk_tokens=512,edf"]
 WALL = ("wall_s", "requests_per_wall_s")

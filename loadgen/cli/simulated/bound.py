@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.bound.limit import Bound, bound
-from loadgen.cli.trial_arguments import add_run_arguments, read_run
+from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.report import percent
 from loadgen.tables import print_line, print_table
 

@@ -14,21 +14,23 @@ from msgspec import Struct
 from rich.console import Console
 
 from loadgen.bound.limit import Bound
-from loadgen.cli.html_option import (
+from loadgen.cli.options.common import add_jobs_argument, add_plots_argument, make_folder
+from loadgen.cli.options.html import (
     add_html_argument,
     check_html,
     write_reports,
     write_rounds,
 )
-from loadgen.cli.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.cli.trial_arguments import add_trial_arguments, judged_tiers, make_trial
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
+from loadgen.cli.options.trial import add_trial_arguments, judged_tiers, make_trial
 from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
 from loadgen.tables import print_table
 from loadgen.trials.comparison import Comparison, Offered, compare, parse_policies
 from loadgen.trials.comparison_table import comparison_table
 from loadgen.trials.figures import Figures
 from loadgen.trials.figures_table import circumstances
-from loadgen.trials.parallel import check_jobs, cores
+from loadgen.trials.parallel import check_jobs
 from shared.errors import ConfigError
 
 
@@ -70,25 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reports written by `slackline load --out`, instead of all options below",
     )
     add_plan_arguments(parser, duration_s=600.0, needed=False)
-    parser.add_argument(
-        "--policies",
-        metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
-        help="policies to compare, with or without settings, such as "
+    add_option(
+        parser,
+        "--policies NAME[:KEY=VALUE[+KEY=VALUE...]],...",
+        "policies to compare, with or without settings, such as "
         "edf,fcfs:chunk_tokens=512; a + joins settings, as in "
         "qoserve:alpha_high_s=0.004+safety=1.1",
     )
     add_trial_arguments(parser)
-    parser.add_argument(
-        "--rates", metavar="R,R,...", help="compare at each of these rates, instead of --rate"
-    )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=cores(),
-        metavar="N",
-        help="number of processes; it does not change the results (default: the number of cores)",
-    )
+    add_option(parser, "--rates R,R,...", "compare at each of these rates, instead of --rate")
+    add_plots_argument(parser)
+    add_jobs_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_html_argument(parser)
 
@@ -133,8 +127,7 @@ def _policies(args: argparse.Namespace) -> int:
     policies = parse_policies(args.policies)
     rates = parse_rates(args)
     demand = read_demand(args)
-    if args.plots is not None:
-        make_folder(args.plots)
+    make_folder("--plots", args.plots)
     err = Console(stderr=True)
     offered, notes = [], dict.fromkeys(demand.notes)
     for rate_rps in rates:
@@ -204,14 +197,6 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
             f"--rates `{args.rates}`: expected different rates above 0, such as 2,3,4"
         )
     return [*sorted(rates)]
-
-
-def make_folder(folder: Path) -> None:
-    """Makes the folder of the plots, before the runs begin. Raises ConfigError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--plots: cannot make the folder {folder}: {error.strerror}") from error
 
 
 def _json_report(

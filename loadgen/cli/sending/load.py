@@ -15,9 +15,10 @@ import uvloop
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.html_option import add_html_argument, check_html, write_reports
 from loadgen.cli.main import INTERRUPTED
-from loadgen.cli.plan_arguments import Plan, add_plan_arguments, make_plan
+from loadgen.cli.options.html import add_html_argument, check_html, write_reports
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
@@ -34,29 +35,25 @@ GONE_S = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=60.0, of_fleet=True)
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="wait at most S seconds after the last arrival for requests that still run "
-        "(default: 120)",
+    add_option(
+        parser,
+        "--wait S",
+        "wait at most S seconds after the last arrival for requests that still run (default: 120)",
+        120.0,
     )
-    parser.add_argument(
-        "--label", default="", help="name of this run in tables, such as the policy's name"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report to FILE as JSON")
+    add_option(parser, "--label", "name of this run in tables, such as the policy's name", "")
+    add_option(parser, "--out FILE", "write the report to FILE as JSON", type=Path)
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON instead of a table"
     )
     add_html_argument(parser)
-    parser.add_argument(
-        "--http",
-        metavar="URL",
-        help="send requests to the gateway at URL instead of over NATS, with the key in "
+    add_option(
+        parser,
+        "--http URL",
+        "send requests to the gateway at URL instead of over NATS, with the key in "
         "SLACKLINE_API_KEY if it wants one",
     )
-    parser.add_argument("--model", help="with --http: name of the model (default: the server's)")
+    add_option(parser, "--model", "with --http: name of the model (default: the server's)")
     add_access_arguments(parser, "the operator")
 
 

@@ -10,13 +10,15 @@ from contextlib import suppress
 import msgspec
 
 from loadgen.access import Access, access_of, add_access_arguments
-from loadgen.cli.sampling_arguments import sampling_of
+from loadgen.cli.options.common import awaiting_admission, check_id
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import Streamed, printable, stream
 from loadgen.load.tally import GOOD_ENDS
 from shared.bus.users import Role, User
 from shared.client.client import Patience, new_request_id
 from shared.clock import Clock
-from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.errors import PeerError, SlacklineError
 from shared.rules.tiers import AUTO
 from shared.schemas import GenerateRequest, Sampling
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
@@ -33,30 +35,9 @@ HELP = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tier", default=AUTO, help="tier of the requests, by name (default: the fleet's)"
-    )
-    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="longest answer, in tokens (default: 256)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.7,
-        metavar="T",
-        help="sampling temperature; 0 is greedy (default: 0.7)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="K",
-        help="random seed; the same seed and questions give the same answers",
-    )
+    add_option(parser, "--tier", "tier of the requests, by name (default: the fleet's)", AUTO)
+    add_option(parser, "--system TEXT", "system prompt", "")
+    add_sampling_arguments(parser, temperature=0.7)
     add_access_arguments(parser, "the tenant `default`")
 
 
@@ -65,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     Answers go to standard output, notes about them to standard error.
     """
-    if not ID_PATTERN.fullmatch(args.tier):
-        raise ConfigError("--tier must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    check_id("--tier", args.tier)
     sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401  editing and history for input()
@@ -171,12 +151,8 @@ class Chat:
                 )
                 began_s = time.monotonic()
                 try:
-                    return await stream(await client.submit(request, self.tier), began_s, show)
-                except NoResponders as error:
-                    raise BusError(
-                        f"{self._access.url} has no admission service: "
-                        "start a fleet with `slackline up`"
-                    ) from error
+                    with awaiting_admission(self._access.url):
+                        return await stream(await client.submit(request, self.tier), began_s, show)
                 except PeerError as error:
                     if error.code != "context_length_exceeded" or not self.turns:
                         raise

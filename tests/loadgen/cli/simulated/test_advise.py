@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.advise.advice import choose
-from loadgen.advise.enough import (
+from loadgen.advise.late_minutes import by_minute
+from loadgen.advise.replica_search import (
     MOST_REPLICAS,
     WHOLE,
     Fleet,
@@ -20,8 +21,7 @@ from loadgen.advise.enough import (
     next_count,
     next_share,
 )
-from loadgen.advise.stretch import Stretch, busiest, thinned
-from loadgen.advise.sufferers import by_minute
+from loadgen.advise.window import Window, busiest, thinned
 from loadgen.cli.main import main
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
@@ -235,7 +235,7 @@ def searched(fewest: float, requests: int, near: int | None, seed: int) -> tuple
     """The fleet that a search finds where `fewest` replicas are enough for the whole load, the
     steps, and the runs, which end in any order.
     """
-    stretch = Stretch(planned([0.1] * requests, [4000] * requests), 0.0, 120.0)
+    stretch = Window(planned([0.1] * requests, [4000] * requests), 0.0, 120.0)
     trial = Trial(
         deployment=Deployment("slackline", PROFILE), tiers=DEFAULT, duration_s=1.0, seed=1
     )

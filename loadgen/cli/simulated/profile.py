@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli.options.option import add_option
 from loadgen.load.connection import connecting
 from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.report import percent
@@ -53,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for_running = actions.add_parser(
         "running", help="show the profile with which a worker of a running fleet began"
     )
-    for_running.add_argument(
-        "--replica", metavar="R", help="whose profile (default: the first by name)"
-    )
+    add_option(for_running, "--replica R", "whose profile (default: the first by name)")
     add_out_argument(for_running, "write the profile to FILE (.json), too")
     add_access_arguments(for_running, "the operator")
     for_fit = actions.add_parser("fit", help="fit a profile to measured iterations")
@@ -69,13 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for_fit.add_argument("--name", required=True, metavar="N", help="name of the new profile")
     for_fit.add_argument("--gpu", required=True, metavar="G", help="GPU that was measured")
     for_fit.add_argument("--model", required=True, metavar="M", help="model that was measured")
-    for_fit.add_argument(
-        "--tensor-parallel",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of GPUs that share an iteration (default: 1)",
-    )
+    add_option(for_fit, "--tensor-parallel N", "number of GPUs that share an iteration", 1)
     for_fit.add_argument(
         "--kv-capacity-tokens",
         type=int,
@@ -83,18 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of cached tokens that one GPU can hold",
     )
-    for_fit.add_argument(
-        "--overhead",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="seconds to add to every iteration, if the timings are kernel times (default: 0)",
+    add_option(
+        for_fit,
+        "--overhead S",
+        "seconds to add to every iteration, if the timings are kernel times",
+        0.0,
     )
-    for_fit.add_argument(
-        "--form",
-        default=next(iter(FITTED)),
-        metavar="NAME",
-        help=f"form of the model: {', '.join(FITTED)} (default: the first)",
+    add_option(
+        for_fit,
+        "--form NAME",
+        f"form of the model: {', '.join(FITTED)} (default: the first)",
+        next(iter(FITTED)),
     )
     add_out_argument(for_fit, "write the profile to FILE (.json) instead of printing it")
     for action in (for_list, for_show, for_running):
@@ -102,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_out_argument(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
+    add_option(parser, "--out FILE", text, type=Path)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from loadgen.cli.options.option import add_option
 from loadgen.load.arrivals import (
     SHAPES,
     draw_arrivals,
@@ -111,87 +112,58 @@ def add_plan_arguments(
 ) -> None:
     """Adds the arguments of a plan. With `needed`, --trace or --workload must be given."""
     source = parser.add_mutually_exclusive_group(required=needed)
-    source.add_argument(
-        "--trace",
+    add_option(
+        source,
+        "--trace FILE",
+        "recorded trace, as .csv or .csv.gz, in our schema or in Azure's",
         type=Path,
-        metavar="FILE",
-        help="recorded trace, as .csv or .csv.gz, in our schema or in Azure's",
     )
-    source.add_argument(
-        "--workload",
-        metavar="NAME",
-        help=f"built-in distribution of lengths: {', '.join(WORKLOADS)}",
+    add_option(
+        source, "--workload NAME", f"built-in distribution of lengths: {', '.join(WORKLOADS)}"
     )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help=rate_help,
+    add_option(parser, "--rate R", rate_help, type=float)
+    add_option(parser, "--duration S", "seconds of arrivals", duration_s)
+    add_option(
+        parser,
+        "--arrivals KIND",
+        "gaps between arrivals: poisson, gamma:CV (CV: coefficient of variation), "
+        "or trace, as recorded",
+        "poisson",
     )
-    parser.add_argument(
-        "--duration",
-        type=float,
-        default=duration_s,
-        metavar="S",
-        help=f"seconds of arrivals (default: {duration_s:g})",
-    )
-    parser.add_argument(
-        "--arrivals",
-        default="poisson",
-        metavar="KIND",
-        help="gaps between arrivals: poisson, gamma:CV (CV: coefficient of variation), "
-        "or trace, as recorded (default: poisson)",
-    )
-    parser.add_argument(
-        "--bursts",
-        metavar="PROFILE",
-        help="multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded shape: "
+    add_option(
+        parser,
+        "--bursts PROFILE",
+        "multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded shape: "
         f"{', '.join(SHAPES)} (default: a constant rate)",
     )
     add_tiers_argument(parser)
-    parser.add_argument(
-        "--tenants",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of tenants that share the requests (default: 1)",
+    add_option(parser, "--tenants N", "number of tenants that share the requests", 1)
+    add_option(
+        parser, "--important FRACTION", "fraction of requests that are ten times as important", 0.0
     )
-    parser.add_argument(
-        "--important",
-        type=float,
-        default=0.0,
-        metavar="FRACTION",
-        help="fraction of requests that are ten times as important (default: 0)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="K",
-        help="random seed; the same seed gives the same requests (default: 0)",
-    )
+    add_option(parser, "--seed K", "random seed; the same seed gives the same requests", 0)
     add_context_argument(parser, of_fleet=of_fleet)
 
 
 def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tiers",
-        default="default",
-        metavar="NAME|FILE",
-        help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
-        "or a file: a configuration, or a set in TOML or JSON (default: default)",
+    add_option(
+        parser,
+        "--tiers NAME|FILE",
+        f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
+        "or a file: a configuration, or a set in TOML or JSON",
+        "default",
     )
 
 
 def add_context_argument(parser: argparse.ArgumentParser, *, of_fleet: bool = False) -> None:
     """`of_fleet`: without a number it is what the fleet has, and None here."""
-    parser.add_argument(
-        "--context",
-        type=int,
-        default=None if of_fleet else 8192,
-        metavar="N",
-        help="leave out requests with more than N tokens of prompt and output "
+    add_option(
+        parser,
+        "--context N",
+        "leave out requests with more than N tokens of prompt and output "
         f"(default: {'what the fleet has' if of_fleet else 8192})",
+        None if of_fleet else 8192,
+        type=int,
     )
 
 

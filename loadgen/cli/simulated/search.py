@@ -12,19 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.cli.capacity import (
-    FEWEST_REQUESTS,
-    Setup,
-    check_fractions,
-    setup_fields,
-    try_rate,
-)
-from loadgen.cli.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.cli.trial_arguments import (
+from loadgen.cli.options.common import add_jobs_argument, parse_pairs
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
+from loadgen.cli.options.trial import (
     add_policy_arguments,
     add_trial_arguments,
     make_trial,
-    parse_settings,
+)
+from loadgen.cli.simulated.capacity import (
+    FEWEST_REQUESTS,
+    Setup,
+    add_precision_argument,
+    check_fractions,
+    setup_fields,
+    try_rate,
 )
 from loadgen.load.report import percent
 from loadgen.tables import print_table
@@ -32,7 +34,7 @@ from loadgen.trials.figures import figures_of
 from loadgen.trials.figures_table import named
 from loadgen.trials.goodput import Probe, find_capacity
 from loadgen.trials.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
-from loadgen.trials.parallel import check_jobs, cores, run_all
+from loadgen.trials.parallel import check_jobs, run_all
 from loadgen.trials.trial import Trial
 from shared.errors import ConfigError
 
@@ -69,27 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: for ascendra the mixes of its pools, for other policies none)",
     )
     add_trial_arguments(parser)
-    parser.add_argument(
-        "--violations",
-        type=float,
-        metavar="FRACTION",
-        help="without --rate, rank by capacity: the highest rate at which at most this fraction of "
+    add_option(
+        parser,
+        "--violations FRACTION",
+        "without --rate, rank by capacity: the highest rate at which at most this fraction of "
         f"the offered requests is violated (default: {VIOLATIONS:g})",
-    )
-    parser.add_argument(
-        "--precision",
         type=float,
-        default=PRECISION,
-        metavar="FRACTION",
-        help=f"relative precision of the capacity (default: {PRECISION:g})",
     )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=cores(),
-        metavar="N",
-        help="number of processes; it does not change the results (default: the number of cores)",
-    )
+    add_precision_argument(parser, PRECISION)
+    add_jobs_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -102,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     violations = VIOLATIONS if args.violations is None else args.violations
     check_fractions(violations, args.precision)
     began_s, jobs = time.perf_counter(), check_jobs(args.jobs)
-    demand, fixed = read_demand(args), parse_settings(args.set)
+    demand, fixed = read_demand(args), parse_pairs("--set", args.set)
     # reports errors of the fixed settings before those of the grid
     make_trial(args, demand, args.policy, fixed, args.rate)
     grid = (
@@ -185,9 +175,6 @@ def line(policy: str, result: Carried | AtRate) -> str:
 
 def setup_line(report: SearchReport) -> str:
     """The setup that all configurations share, in a line."""
-    latency = (
-        "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
-    )
     ranked_by = (
         f"at most {percent(report.violations)} violated"
         if report.violations is not None
@@ -195,8 +182,7 @@ def setup_line(report: SearchReport) -> str:
     )
     return (
         f"{named(report.policy, report.settings)} on {report.workload}, {ranked_by}; "
-        f"{report.replicas} x {report.profile}, tiers {report.tiers}, {report.duration_s:g} s, "
-        f"seed {report.seed}, {latency}; SLOs judged by {report.definition}"
+        f"{report.in_words}"
     )
 
 

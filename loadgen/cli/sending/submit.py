@@ -10,17 +10,19 @@ import msgspec
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.main import INTERRUPTED
-from loadgen.cli.sampling_arguments import sampling_of
+from loadgen.cli.options.common import awaiting_admission, check_id
+from loadgen.cli.options.option import add_option
+from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import printable, stream
 from loadgen.load.tally import GOOD_ENDS
 from shared.bus.api import RefusedError
 from shared.bus.users import Role, User
 from shared.client.client import Client, Handle, Patience, new_request_id
 from shared.clock import Clock
-from shared.errors import BusError, ConfigError, NoResponders
+from shared.errors import ConfigError
 from shared.rules.tiers import AUTO
 from shared.schemas import GenerateRequest
-from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+from shared.subjects import DEFAULT_TENANT
 
 PATIENCE = Patience(submit_s=3.0)
 
@@ -32,35 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue the prompt as plain text, without the model's chat template",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--tier",
-        help="tier of the request, by name (default: interactive if the fleet has it, else the "
+        "tier of the request, by name (default: interactive if the fleet has it, else the "
         "fleet's default tier)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="longest answer, in tokens; cut to what the context has room for (default: 256)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="sampling temperature; 0 is greedy (default: 1)",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="K", help="random seed; the same seed gives the same answer"
-    )
-    parser.add_argument(
-        "--tenant", default=DEFAULT_TENANT, help="tenant of the request (default: default)"
-    )
-    parser.add_argument(
-        "--request-id",
-        metavar="ID",
-        help="id of the request; a known id attaches to that request (default: a new id)",
+    add_sampling_arguments(parser, temperature=1.0)
+    add_option(parser, "--tenant", "tenant of the request (default: default)", DEFAULT_TENANT)
+    add_option(
+        parser,
+        "--request-id ID",
+        "id of the request; a known id attaches to that request (default: a new id)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of streaming"
@@ -71,13 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     request_id = args.request_id or new_request_id()
-    for name, value in (
-        ("--tier", args.tier),
-        ("--tenant", args.tenant),
-        ("--request-id", request_id),
-    ):
-        if value is not None and not ID_PATTERN.fullmatch(value):
-            raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    check_id("--tier", args.tier)
+    check_id("--tenant", args.tenant)
+    check_id("--request-id", request_id)
     if not prompt.strip():
         raise ConfigError("the prompt is empty")
     request = GenerateRequest(
@@ -95,12 +76,8 @@ async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
 
     user = User(Role.TENANT, request.tenant)
     async with connected(access_of(args), "slackline-submit", user, Clock(), PATIENCE) as client:
-        try:
+        with awaiting_admission(args.url):
             return await _answer(client, request, args)
-        except NoResponders as error:
-            raise BusError(
-                f"{args.url} has no admission service: start a fleet with `slackline up`"
-            ) from error
 
 
 async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadgen.advise.stretch import Stretch, thinned, work_s
+from loadgen.advise.window import Window, thinned, work_s
 from loadgen.trials.figures import Figures, figures_of
 from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
@@ -51,30 +51,30 @@ class Served(NamedTuple):
     verdicts: Sequence[Verdict | None]  # along the requests
 
 
-def serve(trial: Trial, stretch: Stretch, replicas: int, *, keep_times: bool = False) -> Served:
-    """This stretch on so many replicas. Figures of TBT come only with `keep_times`."""
+def serve(trial: Trial, window: Window, replicas: int, *, keep_times: bool = False) -> Served:
+    """This window on so many replicas. Figures of TBT come only with `keep_times`."""
     deployment = dataclasses.replace(trial.deployment, replicas=replicas)
-    one = replace(trial, deployment=deployment, duration_s=stretch.seconds)
-    result = one.serve(stretch.requests, keep_times=keep_times)
-    return Served(figures_of(one, stretch.requests, result), result.verdicts)
+    one = replace(trial, deployment=deployment, duration_s=window.seconds)
+    result = one.serve(window.requests, keep_times=keep_times)
+    return Served(figures_of(one, window.requests, result), result.verdicts)
 
 
 class Probe(NamedTuple):
-    """One run of a search: so many replicas serve a share of the stretch."""
+    """One run of a search: so many replicas serve a share of the window."""
 
     replicas: int
     share: float = 1.0
 
 
-def probed(trial: Trial, stretch: Stretch, probe: Probe) -> float:
+def probed(trial: Trial, window: Window, probe: Probe) -> float:
     """The fraction of the requests whose SLO is met."""
-    served = stretch if probe.share == 1.0 else thinned(stretch, probe.share)
+    served = window if probe.share == 1.0 else thinned(window, probe.share)
     return 1.0 - serve(trial, served, probe.replicas).figures.violated_fraction
 
 
 class Search:
     """The search for the fewest replicas of one kind with which at most the fraction `violations`
-    of the stretch miss their SLO, and that keep up with the mean load: what may wait must be done
+    of the window miss their SLO, and that keep up with the mean load: what may wait must be done
     some time. Where the load is heavy, a few replicas serve a share of it, and the number is in
     proportion.
 
@@ -85,7 +85,7 @@ class Search:
     def __init__(
         self,
         trial: Trial,
-        stretch: Stretch,
+        window: Window,
         violations: float,
         mean_rps: float,
         near: int | None = None,
@@ -94,10 +94,10 @@ class Search:
         near: the number of replicas to try first, and that is likely to be the fewest: one fewer is
             tried at once with it.
         """
-        self._trial, self._stretch = trial, stretch
+        self._trial, self._window = trial, window
         self._violations, self._mean_rps, self._near = violations, mean_rps, near
-        self._filled = filled(trial, stretch)
-        self._heavy = len(stretch.requests) > WHOLE and self._filled > SOME
+        self._filled = filled(trial, window)
+        self._heavy = len(window.requests) > WHOLE and self._filled > SOME
         self._first = self._filled if near is None else float(near)
         self._met: dict[int, float] = {}  # with each number of replicas
         self._well: dict[float, bool] = {}  # each share, where the load is heavy
@@ -131,8 +131,8 @@ class Search:
         met = self._met
         best = min((n for n, well in enough(met, self._violations).items() if well), default=None)
         if best is not None:
-            stretch_rps = len(self._stretch.requests) / self._stretch.seconds
-            keeps_up = math.ceil(FILLED * self._filled * self._mean_rps / stretch_rps)
+            window_rps = len(self._window.requests) / self._window.seconds
+            keeps_up = math.ceil(FILLED * self._filled * self._mean_rps / window_rps)
             best = max(best, keeps_up)
         deployment = self._trial.deployment
         file = profiles.read(deployment.profile)
@@ -159,10 +159,10 @@ class Search:
         return Probe(max(probe.replicas - 1, 1))
 
 
-def filled(trial: Trial, stretch: Stretch) -> float:
-    """The number of replicas that the work of the stretch fills for FILLED of the time."""
+def filled(trial: Trial, window: Window) -> float:
+    """The number of replicas that the work of the window fills for FILLED of the time."""
     profile = profiles.load(trial.deployment.profile)
-    return sum(work_s(stretch.requests, profile)) / stretch.seconds / FILLED
+    return sum(work_s(window.requests, profile)) / window.seconds / FILLED
 
 
 def enough(met: Mapping[int, float], violations: float) -> dict[int, bool]:

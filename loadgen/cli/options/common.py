@@ -1,0 +1,64 @@
+"""The options and checks that commands of all kinds share."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from loadgen.trials.parallel import cores
+from shared.errors import BusError, ConfigError, NoResponders
+from shared.subjects import ID_PATTERN
+
+
+def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="number of processes; it does not change the results (default: the number of cores)",
+    )
+
+
+def add_plots_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
+
+
+def make_folder(option: str, folder: Path | None) -> None:
+    """Makes a folder of results before the runs begin. Raises ConfigError."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot make the folder {folder}: {error.strerror}") from error
+
+
+def check_id(option: str, value: str | None) -> None:
+    """Raises ConfigError for what can be no id."""
+    if value is not None and not ID_PATTERN.fullmatch(value):
+        raise ConfigError(f"{option} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+
+
+def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """The values by key. Raises ConfigError for a malformed pair or a repeated key."""
+    values = dict[str, str]()
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{option} {pair}: expected KEY=VALUE")
+        if key in values:
+            raise ConfigError(f"{option}: {key} is given twice")
+        values[key] = value
+    return values
+
+
+@contextmanager
+def awaiting_admission(url: str) -> Iterator[None]:
+    """Says what to do where no admission service answers. Raises BusError."""
+    try:
+        yield
+    except NoResponders as error:
+        raise BusError(
+            f"{url} has no admission service: start a fleet with `slackline up`"
+        ) from error

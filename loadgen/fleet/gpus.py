@@ -1,0 +1,52 @@
+"""The GPUs and cores of this machine, and which worker has which."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+def share_of(
+    engine: str, replicas: int, each: int, n: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The GPUs of worker n, which needs `each`. Each of several workers on one machine has GPUs of
+    its own, in turn, out of the visible ones or out of all. Raises ConfigError where they are too
+    few.
+    """
+    gpus = visible_gpus(environment)
+    if replicas == 1 or engine == "sim" or (engine == "torch" and not gpus):
+        return {}
+    needed = each * replicas
+    if gpus and len(gpus) < needed:
+        if engine == "torch" and environment.get("SLACKLINE_WORKER_KV_BLOCKS"):
+            return {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]}
+        raise ConfigError(
+            f"{replicas} replicas of {each} GPU{'s' * (each > 1)} need {needed}, and there "
+            f"{'is' if len(gpus) == 1 else 'are'} {len(gpus)}"
+            + "; replicas of the torch engine may share one with SLACKLINE_WORKER_KV_BLOCKS"
+            * (engine == "torch")
+        )
+    mine = (gpus or [str(gpu) for gpu in range(needed)])[n * each : (n + 1) * each]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Those that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu and gpu != "-1"]  # -1: none
+    found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return sorted((name for name in found if name.isdigit()), key=int)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def torch_replicas() -> int:
+    """One for each GPU. Without any, the number that leaves half of the machine to everything else,
+    at most two.
+    """
+    return len(visible_gpus(os.environ)) or max(1, min(2, cores() // 2))
