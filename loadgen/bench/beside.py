@@ -1,6 +1,7 @@
-"""The shape of a stand-in for all of a fleet but the service that is measured."""
+"""A stand-in for all of a fleet but the service that is measured."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from random import Random
 from types import TracebackType
@@ -17,7 +18,7 @@ from shared.vocabulary import ReplicaId
 EVERY = ReplicaId(subjects.EVERY)
 
 
-class Beside:
+class Beside(ABC):
     """A stand-in. Use it as an async context; its tasks end with it."""
 
     note = ""  # on the load
@@ -28,18 +29,18 @@ class Beside:
         self._chores = Chores()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @abstractmethod
     async def load(self, quick: bool) -> None:
         """Begin to load the service; return once it works. `quick`: with little."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget what was measured before."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def done(self) -> int:
         """The units, such as requests, that the service has served since `reset`."""
-        raise NotImplementedError
 
     def figures(self, part: str, prefix: str) -> list[Figure]:
         """Figures of its own, since `reset`."""

@@ -13,7 +13,7 @@ async def body(process: Process[PlannerConfig]) -> None:
 
 
 def check(cfg: PlannerConfig) -> None:
-    """A policy that does not exist stops the start, not the first seat."""
+    """A policy that does not exist stops the start, not the planning of the first replica."""
     registry.make(cfg.policy, cfg.settings)
 
 

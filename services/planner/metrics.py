@@ -79,7 +79,9 @@ class PlannerMetrics:
 
 
 class Watch:
-    """The numbers of one seat. Its core counts from 0; the metrics go on from where they were."""
+    """The numbers of one replica planner. Its core counts from 0; the metrics go on from where they
+    were.
+    """
 
     def __init__(self, metrics: PlannerMetrics, replica: ReplicaId, core: ReplicaCore) -> None:
         self._core = core

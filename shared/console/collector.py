@@ -102,8 +102,8 @@ class Collector:
         at_unix_s = ack.ended_unix_s or now_unix_s
         for held in ack.held:
             self._hold(watch, held.slot, self._life(held.key, now_unix_s))
-            if held.slot in watch.seats:
-                watch.seats[held.slot].hold(held, watch.name, ack.started_unix_s or at_unix_s)
+            if held.slot in watch.by_slot:
+                watch.by_slot[held.slot].hold(held, watch.name, ack.started_unix_s or at_unix_s)
         self._order(watch, orders, answering, at_unix_s)
         prefills = decodes = drafts = tokens = 0
         for slot, done, made, draft, found in zip(
@@ -116,7 +116,7 @@ class Collector:
             else:
                 decodes += 1
                 drafts += draft
-            life = watch.seats.get(slot)
+            life = watch.by_slot.get(slot)
             if life is None:
                 watch.unknown.add(slot)
                 continue
@@ -172,7 +172,7 @@ class Collector:
         named = set()
         for entry in answer.entries:
             named.add(entry.slot)
-            life = watch.seats.get(entry.slot)
+            life = watch.by_slot.get(entry.slot)
             if life is None or life.key != entry.key:
                 if life is not None and now_unix_s - life.heard_unix_s < STALE_S:
                     continue  # the ack of the hold will say who sits there
@@ -186,7 +186,7 @@ class Collector:
         for slot in (watch.unknown & set(asked)) if asked else set(watch.unknown):
             watch.unknown.discard(slot)
         if not asked:
-            for slot, life in list(watch.seats.items()):
+            for slot, life in list(watch.by_slot.items()):
                 if slot not in named and now_unix_s - life.heard_unix_s > STALE_S:
                     self._leave(watch, slot, "", now_unix_s)
 
@@ -206,8 +206,8 @@ class Collector:
     def picture(self, now_unix_s: float, since: int = 0) -> Picture:
         """The fleet now, with the iterations after `since`."""
         self._forget(now_unix_s)
-        seated = [life for watch in self._replicas.values() for life in watch.seats.values()]
-        named = [life for life in seated if life.slo is not None]
+        held_lives = [life for watch in self._replicas.values() for life in watch.by_slot.values()]
+        named = [life for life in held_lives if life.slo is not None]
         # those whose SLO is owed first, the most pressing on top; then the best-effort ones
         named.sort(key=lambda life: (life.best_effort, life.slack_s(now_unix_s), life.key))
         pictures = (watch.picture(now_unix_s, since) for watch in self._replicas.values())
@@ -219,7 +219,7 @@ class Collector:
             tiers=self._tier_pictures(named, now_unix_s),
             replicas=sorted((p for p in pictures if p is not None), key=lambda p: _natural(p.name)),
             requests=[life.row(now_unix_s) for life in named[:ROWS]],
-            held=len(seated),
+            held=len(held_lives),
             pool_requests=self._pool_requests,
             slack_edges_s=list(EDGES_S),
         )
@@ -250,11 +250,11 @@ class Collector:
         return life
 
     def _hold(self, watch: ReplicaWatch, slot: int, life: Life | None) -> None:
-        before = watch.seats.pop(slot, None)
+        before = watch.by_slot.pop(slot, None)
         if before is not None and before is not life:
             self._lives.pop(before.key, None)
-        if life is not None and len(watch.seats) < SLOTS_LIMIT:
-            watch.seats[slot] = life
+        if life is not None and len(watch.by_slot) < SLOTS_LIMIT:
+            watch.by_slot[slot] = life
             if life.slo is None:
                 watch.unknown.add(slot)
 
@@ -264,7 +264,7 @@ class Collector:
         """Class changes, preemptions and ends of thinking."""
         for what, slots in zip(("preempted", "relegated", "promoted"), orders, strict=True):
             for slot in slots:
-                life = watch.seats.get(slot)
+                life = watch.by_slot.get(slot)
                 if life is None:
                     continue
                 life.event(at_unix_s, what)
@@ -273,8 +273,8 @@ class Collector:
                 else:
                     life.best_effort = what == "relegated"
         for slot in answering:
-            if slot in watch.seats:
-                watch.seats[slot].thinking = False
+            if slot in watch.by_slot:
+                watch.by_slot[slot].thinking = False
 
     def _emit(self, life: Life, made: int, at_unix_s: float, now_unix_s: float) -> None:
         gap_s = life.emit(made, at_unix_s)
@@ -289,7 +289,7 @@ class Collector:
     def _leave(self, watch: ReplicaWatch, slot: int, why: str, at_unix_s: float) -> None:
         """An attempt is over; the request may go on elsewhere, and its end is heard separately."""
         watch.unknown.discard(slot)
-        life = watch.seats.pop(slot, None)
+        life = watch.by_slot.pop(slot, None)
         if life is None:
             return
         life.event(at_unix_s, f"left {watch.name}: {why}" if why else f"left {watch.name}")
@@ -300,9 +300,11 @@ class Collector:
         for name, watch in list(self._replicas.items()):
             if watch.digest is not None and now_unix_s - watch.digest_unix_s > GONE_S:
                 del self._replicas[name]
-        seated = {life.key for watch in self._replicas.values() for life in watch.seats.values()}
+        held_lives = {
+            life.key for watch in self._replicas.values() for life in watch.by_slot.values()
+        }
         for key, life in list(self._lives.items()):
-            if key not in seated and now_unix_s - life.heard_unix_s > GONE_S:
+            if key not in held_lives and now_unix_s - life.heard_unix_s > GONE_S:
                 del self._lives[key]
         for tier in self._tiers.values():
             tier.rolling.forget(now_unix_s)

@@ -30,7 +30,7 @@ class ReplicaWatch:
         self._watched_unix_s = math.inf
         self.incarnation = ""
         self.ack_seq = 0
-        self.seats: dict[int, Life] = {}
+        self.by_slot: dict[int, Life] = {}
         self.unknown: set[int] = set()
         self.iterations: deque[Iteration] = deque(maxlen=ITERATIONS)
         self._made: deque[tuple[float, int, float]] = deque(maxlen=ITERATIONS)
@@ -40,7 +40,7 @@ class ReplicaWatch:
     def begin(self, incarnation: str) -> None:
         """A new life of the worker holds nothing of the one before."""
         self.incarnation, self.ack_seq = incarnation, 0
-        self.seats.clear()
+        self.by_slot.clear()
         self.unknown.clear()
         self._plans.clear()
 
@@ -94,7 +94,9 @@ class ReplicaWatch:
             backlog_s=digest.backlog_s,
             tokens_s=tokens_s,
             busy=busy,
-            slack=classes(life.slack_s(now_unix_s) for life in self.seats.values() if _owed(life)),
+            slack=classes(
+                life.slack_s(now_unix_s) for life in self.by_slot.values() if _owed(life)
+            ),
             iterations=list(_newer(self.iterations, since)),
         )
 
