@@ -4,6 +4,7 @@ deadlines for examples.
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -57,8 +58,13 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture(autouse=True)
-def default_logs() -> Iterator[None]:
-    """Undo a test's configuration of the logs, which may name a stream that is closed by then."""
+def default_logs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Undo a test's configuration of the logs, which may name a stream that is closed by then. The
+    services of a module with QUIET log next to nothing.
+    """
+    if getattr(request.module, "QUIET", False):
+        level = logging.CRITICAL
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
     yield
     structlog.reset_defaults()
 

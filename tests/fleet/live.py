@@ -40,6 +40,15 @@ DEFAULT = User(Role.TENANT, subjects.DEFAULT_TENANT)
 HOPELESS = Slo(ttft_s=0.0001, tbt_s=1.0)  # no replica can hold it: relegated at once
 
 
+def request_for(
+    max_tokens: int, request_id: str | None = None, *, prompt: str = "hello", **more: Any
+) -> GenerateRequest:
+    """A request that gets just so many tokens, under an id of its own if none is given."""
+    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+    values: dict[str, Any] = {"prompt": prompt, "sampling": sampling, **more}
+    return GenerateRequest(request_id=request_id or uuid4().hex, **values)
+
+
 @dataclass
 class Delivered:
     """One request as a client received it."""

@@ -16,6 +16,7 @@ from shared.telemetry.conventions import CLOCK_OFFSET
 from shared.telemetry.exposition import exposition
 from shared.telemetry.instruments import Registry
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
+from tests import made
 
 NOW = 1000.0
 R1 = ReplicaId("r1")
@@ -118,19 +119,16 @@ class Hand:
 
 
 def announce(at_unix_s: float, incarnation: str = "1") -> Announce:
-    return Announce(
-        replica=R1,
+    return made.announce(
+        R1,
         incarnation=incarnation,
         at_unix_s=at_unix_s,
         model="",
         engine="",
         profile="",
-        pool="",
         kv_blocks=1,
-        block_tokens=16,
         context_tokens=1,
         max_slots=1,
-        epoch=0,
     )
 
 

@@ -4,22 +4,11 @@ return and die.
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 
 from tests.simulated.process import SimProcess, virtual_loop
-from tests.simulated.virtual_loop import run_virtual
-
-
-def test_an_hour_passes_in_milliseconds():
-    async def main() -> float:
-        await asyncio.sleep(3600)
-        return asyncio.get_running_loop().time()
-
-    began_s = time.perf_counter()
-    assert run_virtual(main(), start_s=5.0) == 3605.0
-    assert time.perf_counter() - began_s < 1800.0
+from tests.simulated.virtual_loop import run_virtual, virtual
 
 
 def test_a_run_where_every_task_waits_and_no_timer_is_set_fails_and_names_them():
@@ -42,49 +31,33 @@ def test_a_task_that_spins_without_time_passing_fails():
         run_virtual(main())
 
 
-def test_waiting_for_less_than_a_rounding_error_still_takes_time():
-    async def main() -> float:
-        until_s = asyncio.get_running_loop().time() + 1e-3
-        while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(left_s / 2)
-        return until_s
-
-    assert run_virtual(main(), start_s=1e9) == pytest.approx(1e9)
+@virtual(start_s=1e9)
+async def test_waiting_for_less_than_a_rounding_error_still_takes_time():
+    until_s = asyncio.get_running_loop().time() + 1e-3
+    while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+        await asyncio.sleep(left_s / 2)
+    assert until_s == pytest.approx(1e9)
 
 
-def test_timers_of_one_instant_run_in_the_order_in_which_they_were_set():
-    async def main() -> list[int]:
-        ran: list[int] = []
-        loop = asyncio.get_running_loop()
-        for i in range(500):
-            loop.call_at(7.0, ran.append, i)
-        loop.call_at(6.5, ran.append, -1)
-        await asyncio.sleep(8)
-        return ran
-
-    assert run_virtual(main()) == [-1, *range(500)]
+@virtual()
+async def test_timers_of_one_instant_run_in_the_order_in_which_they_were_set():
+    ran: list[int] = []
+    loop = asyncio.get_running_loop()
+    for i in range(500):
+        loop.call_at(7.0, ran.append, i)
+    loop.call_at(6.5, ran.append, -1)
+    await asyncio.sleep(8)
+    assert ran == [-1, *range(500)]
 
 
-def test_cancelled_timers_neither_run_nor_move_time():
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        for _ in range(2000):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(50):
-                    await asyncio.sleep(0.001)
-        return loop.time()
-
-    assert run_virtual(main()) == pytest.approx(2.0)
-
-
-def test_a_timeout_takes_effect_at_its_instant():
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2.5):
-                await asyncio.Event().wait()
-        return asyncio.get_running_loop().time()
-
-    assert run_virtual(main()) == 2.5
+@virtual()
+async def test_cancelled_timers_neither_run_nor_move_time():
+    loop = asyncio.get_running_loop()
+    for _ in range(2000):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(50):
+                await asyncio.sleep(0.001)
+    assert loop.time() == pytest.approx(2.0)
 
 
 def test_an_error_in_a_callback_ends_the_run_with_it():
@@ -129,128 +102,62 @@ def test_what_is_left_at_the_end_is_cancelled_and_cleans_up():
     assert all(task.cancelled() for task in left)
 
 
-def test_a_task_group_cancels_its_tasks_in_the_same_order_in_every_run():
-    async def main() -> list[int]:
-        order: list[int] = []
-
-        async def wait(i: int) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                order.append(i)
-
-        async def fail() -> None:
-            raise ValueError
-
-        with contextlib.suppress(ExceptionGroup):
-            async with asyncio.TaskGroup() as tasks:
-                for i in range(50):
-                    tasks.create_task(wait(i))
-                await asyncio.sleep(1)
-                tasks.create_task(fail())
-        return order
-
-    assert run_virtual(main()) == run_virtual(main())
-
-
-def test_it_cannot_be_started_from_inside_a_loop():
-    async def nothing() -> None: ...
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="while an event loop runs"):
-            run_virtual(nothing())
-
-    run_virtual(main())
-
-
 async def ticking(ticks: list[float], period_s: float) -> None:
     while True:
         await asyncio.sleep(period_s)
         ticks.append(asyncio.get_running_loop().time())
 
 
-def test_a_paused_process_runs_nothing_and_its_timers_fire_late():
-    async def main() -> tuple[list[float], list[float]]:
-        ticks, others = list[float](), list[float]()
-        process = SimProcess("a")
-        process.start(ticking(ticks, 1.0))
-        SimProcess("b").start(ticking(others, 1.0))
-        await asyncio.sleep(2.5)
-        process.pause()
-        await asyncio.sleep(3.0)
-        process.resume()
-        await asyncio.sleep(1.75)
-        return ticks, others
-
-    ticks, others = run_virtual(main())
+@virtual()
+async def test_a_paused_process_runs_nothing_and_its_timers_fire_late():
+    ticks, others = list[float](), list[float]()
+    process = SimProcess("a")
+    process.start(ticking(ticks, 1.0))
+    SimProcess("b").start(ticking(others, 1.0))
+    await asyncio.sleep(2.5)
+    process.pause()
+    await asyncio.sleep(3.0)
+    process.resume()
+    await asyncio.sleep(1.75)
     assert ticks == [1.0, 2.0, 5.5, 6.5]
     assert others == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
 
-def test_what_a_paused_process_missed_comes_in_order():
-    async def main() -> list[int]:
-        seen: list[int] = []
-        process = SimProcess("a")
-        for i in range(20):
-            virtual_loop().call_at(1 + i, seen.append, i, context=process.context())
-        process.pause()
-        await asyncio.sleep(10.5)
-        assert seen == []
-        process.resume()
-        virtual_loop().call_soon(seen.append, 100, context=process.context())
-        await asyncio.sleep(0.1)
-        return seen
-
-    assert run_virtual(main()) == [*range(10), 100]
+@virtual()
+async def test_what_a_paused_process_missed_comes_in_order():
+    seen: list[int] = []
+    process = SimProcess("a")
+    for i in range(20):
+        virtual_loop().call_at(1 + i, seen.append, i, context=process.context())
+    process.pause()
+    await asyncio.sleep(10.5)
+    assert seen == []
+    process.resume()
+    virtual_loop().call_soon(seen.append, 100, context=process.context())
+    await asyncio.sleep(0.1)
+    assert seen == [*range(10), 100]
 
 
-def test_a_killed_process_does_nothing_more_while_the_run_lasts():
-    did: list[str] = []
+@virtual()
+async def test_a_process_may_kill_itself_and_be_started_again_by_its_supervisor():
+    starts: list[float] = []
 
-    async def serve() -> None:
-        try:
-            await asyncio.sleep(100)
-        finally:
-            did.append("cleanup")
-
-    async def main() -> list[str]:
-        process = SimProcess("a")
-        process.start(serve())
-        process.spawn(ticking([], 0.1))
+    async def serve(process: SimProcess) -> None:
+        starts.append(virtual_loop().time())
         await asyncio.sleep(1)
         process.kill()
-        await process.exited.wait()
-        await asyncio.sleep(1000)
-        assert not process.alive
-        process.resume()
-        await asyncio.sleep(1000)
-        return list(did)
+        await asyncio.sleep(1)
+        starts.append(-1)
 
-    assert run_virtual(main()) == []
+    def start(_: SimProcess | None = None) -> None:
+        process = SimProcess(
+            "a", on_exit=lambda ended: virtual_loop().call_later(0.5, start, ended) and None
+        )
+        process.start(serve(process))
 
-
-def test_a_process_may_kill_itself_and_be_started_again_by_its_supervisor():
-    async def main() -> list[float]:
-        starts: list[float] = []
-
-        async def serve(process: SimProcess) -> None:
-            starts.append(virtual_loop().time())
-            await asyncio.sleep(1)
-            process.kill()
-            await asyncio.sleep(1)
-            starts.append(-1)
-
-        def start(_: SimProcess | None = None) -> None:
-            process = SimProcess(
-                "a", on_exit=lambda ended: virtual_loop().call_later(0.5, start, ended) and None
-            )
-            process.start(serve(process))
-
-        start()
-        await asyncio.sleep(4)
-        return starts
-
-    assert run_virtual(main()) == [0.0, 1.5, 3.0]
+    start()
+    await asyncio.sleep(4)
+    assert starts == [0.0, 1.5, 3.0]
 
 
 def test_the_end_of_a_run_is_no_exit_that_a_supervisor_would_answer_with_a_new_start():
@@ -286,12 +193,3 @@ def test_a_main_that_fails_ends_the_run_unless_somebody_supervises_it():
     with pytest.raises(ValueError, match="broken"):
         run_virtual(alone())
     assert isinstance(run_virtual(supervised()), ValueError)
-
-
-def test_clocks_of_processes_differ_by_their_skew():
-    async def main() -> float:
-        early, late = SimProcess("a", skew_s=-0.002), SimProcess("b", skew_s=0.003)
-        await asyncio.sleep(10)
-        return late.clock.unix_s() - early.clock.unix_s()
-
-    assert run_virtual(main()) == pytest.approx(0.005, abs=1e-6)

@@ -11,6 +11,7 @@ owner wait until the owner is let go.
 """
 
 import asyncio
+import functools
 import heapq
 import itertools
 import math
@@ -18,9 +19,10 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 BUSY_TURNS = 100_000  # turns of the loop at one instant; after so many, tasks spin
@@ -389,3 +391,18 @@ def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 0.0) -> T:
         loop.close()
     loop.raise_failure()
     return result
+
+
+def virtual(
+    start_s: float = 0.0,
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """A decorator for a test that runs on virtual time, from `start_s` seconds."""
+
+    def decorated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            run_virtual(test(*args, **kwargs), start_s=start_s)
+
+        return run
+
+    return decorated

@@ -22,6 +22,7 @@ from services.gateway.service import listen, serve
 from shared.bus.users import GATEWAY
 from shared.rules.http_keys import line_of, new_key
 from shared.telemetry.telemetry import Off
+from tests.fleet.api.scripted import client_of
 from tests.fleet.live import WAIT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,14 +39,8 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
     # it asks again while the gateway is away
-    async with client_of(fleet) as client:
+    async with client_of(fleet, max_retries=20) as client:
         yield client
-
-
-def client_of(fleet: Fleet, **more: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=20, timeout=WAIT_S, **more
-    )
 
 
 def line(n: int, **more: Any) -> dict[str, Any]:
@@ -213,26 +208,6 @@ async def test_a_gateway_that_was_paused_finds_that_another_took_over(fleet: Fle
         assert await requests_of(fleet, batch) == sorted(f"{digits}-{n}" for n in range(1, 301))
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(fleet: Fleet) -> None:
-    host, port = fleet.http_url.removeprefix("http://").split(":")
-    async with fleet.connect("test") as bus:
-        before = set(await bus.files.stored_chunks())
-        head = (
-            b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n"
-            b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-        )
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head + b"x" * 1_000_000)
-        await writer.drain()
-        async with asyncio.timeout(WAIT_S):
-            while set(await bus.files.stored_chunks()) == before:
-                await asyncio.sleep(0.05)
-            writer.close()
-            while set(await bus.files.stored_chunks()) != before:
-                await asyncio.sleep(0.05)
-
-
 async def test_a_batch_that_is_cancelled_keeps_what_has_ended(
     fleet: Fleet, client: openai.AsyncOpenAI
 ) -> None:
@@ -364,12 +339,8 @@ async def test_no_tenant_reads_anothers_files(tmp_path_factory: pytest.TempPathF
     environment = {"SLACKLINE_GATEWAY_KEYS": str(file)}
     async with (
         Fleet(FleetSpec(drain_s=2.0, environment=environment)) as fleet,
-        openai.AsyncOpenAI(
-            base_url=f"{fleet.http_url}/v1", api_key=keys["acme"], max_retries=0
-        ) as acme,
-        openai.AsyncOpenAI(
-            base_url=f"{fleet.http_url}/v1", api_key=keys["other"], max_retries=0
-        ) as other,
+        client_of(fleet, keys["acme"]) as acme,
+        client_of(fleet, keys["other"]) as other,
     ):
         batch = await begin(acme, [line(1)])
         batch = await ended(acme, batch)

@@ -3,76 +3,18 @@ small model that is held to a format. And what the tokens of a text are.
 """
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 
-from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.fleet.fleet import Fleet
+from tests.fleet.api.scripted import ANSWER, ASKS, CALLS, FUNCTIONS, WARMTH, model_of
 from tests.fleet.live import WAIT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ASKS = "How warm is it in Oslo and Rome?"
-CITY = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOLS: list[Any] = [
-    {"type": "function", "name": "temperature", "description": "In °C.", "parameters": CITY},
-    {"type": "function", "name": "now"},
-]
-CALLS = [{"name": "temperature", "arguments": {"city": city}} for city in ("Oslo", "Rome")]
-WARMTH = {"Oslo": "4", "Rome": "19"}
-ANSWER = "It is 4 °C in Oslo, and 19 °C in Rome."
-# the rules in order: the results are in the prompt, tools are there at all, instructions are
-SCRIPT = [
-    {"prompt": "The function returned: 19", "say": ANSWER},
-    {"prompt": "You may call these functions", "say": json.dumps(CALLS)},
-    {"prompt": "Speak Latin", "say": "Salve."},
-    {"prompt": "nothing", "say": ""},
-    {"say": "I cannot know."},
-]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    script = tmp_path_factory.mktemp("script") / "script.json"
-    script.write_text(json.dumps(SCRIPT))
-    environment = {"SLACKLINE_WORKER_SCRIPT": str(script)}
-    async with Fleet(FleetSpec(pace=0.1, drain_s=2.0, environment=environment)) as fleet:
-        yield fleet
-        assert [c.name for c in fleet.processes if c.starts != 1] == [], (
-            "a client's messages ended a service"
-        )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scripted(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_of(fleet) as client:
-        yield client
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def modelled() -> AsyncIterator[openai.AsyncOpenAI]:
-    pytest.importorskip("torch")
-    spec = FleetSpec(replicas=1, engine="torch", drain_s=2.0)
-    async with Fleet(spec) as fleet, client_of(fleet) as client:
-        yield client
-
-
-def client_of(fleet: Fleet) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
-    )
-
-
-async def model_of(client: openai.AsyncOpenAI) -> str:
-    return (await client.models.list()).data[0].id
+TOOLS: list[Any] = [{"type": "function", **function} for function in FUNCTIONS]
 
 
 def called(response: Any) -> list[dict[str, Any]]:
@@ -320,11 +262,11 @@ async def test_an_input_that_is_too_long_is_refused_as_openai_does(
 
 
 async def test_tokens_are_those_that_a_request_has(
-    fleet: Fleet, scripted: openai.AsyncOpenAI
+    scripted_fleet: Fleet, scripted: openai.AsyncOpenAI
 ) -> None:
     model = await model_of(scripted)
     messages: list[Any] = [{"role": "user", "content": "Über?"}]
-    async with httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S) as http:
+    async with httpx.AsyncClient(base_url=scripted_fleet.http_url, timeout=WAIT_S) as http:
         told = (await http.post("/tokenize", json={"messages": messages})).json()
         answer = await scripted.chat.completions.create(
             model=model, messages=messages, max_tokens=1
@@ -371,9 +313,9 @@ async def test_tokens_are_those_that_a_request_has(
     ],
 )
 async def test_a_wrong_question_about_tokens_is_refused_by_its_name(
-    fleet: Fleet, path: str, body: dict[str, Any], status: int, param: str | None
+    scripted_fleet: Fleet, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    async with httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S) as http:
+    async with httpx.AsyncClient(base_url=scripted_fleet.http_url, timeout=WAIT_S) as http:
         answer = await http.post(path, json=body)
     assert answer.status_code == status, answer.text
     if status != 200:

@@ -161,14 +161,7 @@ def as_a_tenant(fleet: Fleet, line: str) -> subprocess.CompletedProcess[str]:
     name, *words = shlex.split(line)
     assert name == "slackline"
     keys = {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
-    return subprocess.run(
-        [sys.executable, "-m", "loadgen", *words],
-        env={**os.environ, **keys, "SLACKLINE_URL": access.url, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    return slackline(words, SLACKLINE_URL=access.url, **keys)
 
 
 def command(fleet: Fleet, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -176,9 +169,13 @@ def command(fleet: Fleet, words: Sequence[str]) -> subprocess.CompletedProcess[s
     options = ["--url", access.url, "--operator"]
     if access.creds:
         options += ["--creds", access.creds, "--tls-ca", access.tls_ca]
+    return slackline(["explain", *words, *options])
+
+
+def slackline(words: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "loadgen", "explain", *words, *options],
-        env={**os.environ, "COLUMNS": "80"},
+        [sys.executable, "-m", "loadgen", *words],
+        env={**os.environ, **environment, "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=WAIT_S,

@@ -13,7 +13,7 @@ from loadgen.fleet.refusal_watch import WATCH_S
 from shared.bus.api import RefusedError
 from shared.rules.http_keys import line_of, new_key
 from shared.schemas import GenerateRequest, Sampling
-from tests.fleet.live import WAIT_S, ask, client_of
+from tests.fleet.live import WAIT_S, ask, client_of, request_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEFORE = """
@@ -53,9 +53,7 @@ async def a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet: Fleet, fil
     async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
         with pytest.raises(RefusedError, match="unknown tier `nightly`"):
             await client.submit(request("a"), "nightly")
-        slow = GenerateRequest(
-            request_id="b", prompt="x", sampling=Sampling(max_tokens=400, ignore_eos=True)
-        )
+        slow = request_for(400, "b", prompt="x")
         under_way = asyncio.create_task(ask(client, slow, "chat"))
         file.write_text(BEFORE + NIGHTLY)
         while True:

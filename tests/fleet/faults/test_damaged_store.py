@@ -3,28 +3,22 @@ deterministic world where there is time to pass.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import pytest_asyncio
-import structlog
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.api import KeyValue
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling
-from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
-from tests.fleet.protocol.world import CALM, Scene, World
-from tests.simulated.virtual_loop import run_virtual
+from tests.fleet.live import WAIT_S, ask, check, client_of, request_for, until_running
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
+from tests.simulated.virtual_loop import virtual
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+QUIET = True
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -74,32 +68,26 @@ async def test_a_request_whose_prompt_is_damaged_ends_and_says_so(fleet: Fleet) 
         verdict = (await running).verdict
         assert verdict is not None and verdict.finish_reason == "failed"
         assert "damaged in the store: its checksum" in verdict.message
-        other = GenerateRequest(
-            request_id="whole", prompt="hello", sampling=Sampling(max_tokens=8, ignore_eos=True)
-        )
+        other = request_for(8, "whole")
         await check(bus, wire, [await ask(client, other)])
 
 
-def test_a_request_whose_prompt_is_gone_ends_and_says_so() -> None:
-    async def main() -> None:
-        world = World(Scene(faults=CALM), seed=1)
-        for name in ("admission-0", "planner-0", "relegation-0"):
-            world.start(name)
-        patience = Patience(give_up_s=600.0, submit_s=60.0)
-        async with Client(world.net.connect("clients"), world.net.clock, patience=patience) as one:
-            handle = await one.submit(
-                GenerateRequest(
-                    request_id="q", token_ids=200 * [40], sampling=Sampling(max_tokens=5)
-                ),
-                "chat",
-            )
-            now_s = world.net.loop.time
-            ((key, _),) = world.net.bodies.scan("default.q.", now_s=now_s())
-            world.net.bodies.delete(key, now_s=now_s())
-            world.start("worker-r0")
-            async with asyncio.timeout(60.0):
-                verdict = await handle.wait()
-            assert verdict.finish_reason == "failed"
-            assert verdict.message == f"{key} is missing from the store"
-
-    run_virtual(main())
+@virtual()
+async def test_a_request_whose_prompt_is_gone_ends_and_says_so() -> None:
+    world = World(Scene(faults=CALM), seed=1)
+    for name in ("admission-0", "planner-0", "relegation-0"):
+        world.start(name)
+    patience = Patience(give_up_s=600.0, submit_s=60.0)
+    async with Client(world.net.connect("clients"), world.net.clock, patience=patience) as one:
+        handle = await one.submit(
+            GenerateRequest(request_id="q", token_ids=200 * [40], sampling=Sampling(max_tokens=5)),
+            "chat",
+        )
+        now_s = world.net.loop.time
+        ((key, _),) = world.net.bodies.scan("default.q.", now_s=now_s())
+        world.net.bodies.delete(key, now_s=now_s())
+        world.start("worker-r0")
+        async with asyncio.timeout(60.0):
+            verdict = await handle.wait()
+        assert verdict.finish_reason == "failed"
+        assert verdict.message == f"{key} is missing from the store"

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.api import RefusedError
-from shared.schemas import GenerateRequest, Sampling
-from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
+from shared.schemas import GenerateRequest
+from tests.fleet.live import WAIT_S, ask, check, client_of, request_for, until_running
 from tests.shared.store.bucket_sizes import resize, state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,11 +39,7 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
     fleet: Fleet, http: httpx.AsyncClient
 ) -> None:
     async with client_of(fleet) as (bus, client, wire):
-        request = GenerateRequest(
-            request_id="long",
-            prompt=200 * "x",
-            sampling=Sampling(max_tokens=300, ignore_eos=True),
-        )
+        request = request_for(300, "long", prompt=200 * "x")
         running = asyncio.create_task(ask(client, request))
         await until_running(bus, "r1")
         await resize(bus._client, "KV_bodies", None)
@@ -76,11 +72,7 @@ async def test_where_records_or_acks_have_no_room_requests_wait_for_it(
     fleet: Fleet, stream: str, service: str, says: str
 ) -> None:
     async with client_of(fleet) as (bus, client, wire):
-        request = GenerateRequest(
-            request_id=f"waits-{service}",
-            prompt="hello",
-            sampling=Sampling(max_tokens=300, ignore_eos=True),
-        )
+        request = request_for(300, f"waits-{service}")
         running = asyncio.create_task(ask(client, request))
         await until_running(bus, "r1")
         await resize(bus._client, stream, None)

@@ -8,8 +8,7 @@ import pytest
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.users import Role, User
-from shared.schemas import GenerateRequest, Sampling
-from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
+from tests.fleet.live import WAIT_S, ask, check, client_of, request_for, until_running
 from tests.infra.full_disk import small_disk
 from tests.infra.test_health import passes
 
@@ -33,11 +32,7 @@ async def test_a_full_disk_stops_nothing_for_good_and_heals_by_itself(tmp_path: 
             client_of(fleet) as (bus, client, wire),
             httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
         ):
-            request = GenerateRequest(
-                request_id="long",
-                prompt="hello",
-                sampling=Sampling(max_tokens=1500, ignore_eos=True),
-            )
+            request = request_for(1500, "long")
             running = asyncio.create_task(ask(client, request))
             await until_running(bus, "r1")
             assert await passes(fleet.access(ADMISSION), "requests")

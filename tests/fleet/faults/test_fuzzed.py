@@ -5,24 +5,24 @@ The world is deterministic (tests/fleet/protocol/world.py), so a seed replays.
 """
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import msgspec
-import pytest
-import structlog
 from hypothesis import given
 
 from shared import schemas, subjects
 from shared.client.client import Client, Patience
-from shared.schemas import GenerateRequest, Sampling, Verdict
+from shared.schemas import Verdict
 from shared.vocabulary import ReplicaId, RequestKey
 from tests.fleet.faults.liars import Liars
-from tests.fleet.protocol.world import CALM, Scene, World
+from tests.fleet.live import request_for
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
 from tests.generated import encoded, few, near, seeds, tampered, valid
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
+
+QUIET = True
 
 R0 = ReplicaId("r0")
 KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]
@@ -75,13 +75,6 @@ STORED: list[tuple[str, str, Any]] = [
 PATIENCE = Patience(give_up_s=60.0, submit_s=60.0, silence_s=1.0, silence_limit_s=5.0)
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
-
-
 def likely(value: Any, world: World, rng: Random) -> Any:
     """The message with the names and numbers that the fleet has now, so that it is not turned away
     at the first check.
@@ -125,11 +118,7 @@ async def pester(world: World, rng: Random) -> None:
 
 
 async def ask(client: Client, request_id: str) -> Verdict:
-    request = GenerateRequest(
-        request_id=request_id,
-        token_ids=list(range(40, 80)),
-        sampling=Sampling(max_tokens=20, ignore_eos=True),
-    )
+    request = request_for(20, request_id, prompt=None, token_ids=list(range(40, 80)))
     handle = await client.submit(request, "chat")
     async for _ in handle:
         pass
@@ -161,51 +150,48 @@ async def serves_on(world: World, client: Client) -> None:
 
 @few
 @given(rng=seeds)
-def test_no_service_fails_of_any_message_or_record_and_the_fleet_serves_on(rng: Random) -> None:
-    async def main() -> None:
-        world = fleet(rng)
-        bus = world.net.connect("clients")
-        async with Client(bus, world.net.clock, patience=PATIENCE) as client:
-            await asyncio.sleep(1.0)
-            meanwhile = [asyncio.ensure_future(ask(client, f"q{n}")) for n in range(3)]
-            await pester(world, rng)
-            # they may have been ended in somebody's name, but they end
-            await asyncio.wait(meanwhile, timeout=600.0)
-            assert all(one.done() for one in meanwhile)
-            await asyncio.gather(*meanwhile, return_exceptions=True)
-            await serves_on(world, client)
-
-    run_virtual(main())
+@virtual()
+async def test_no_service_fails_of_any_message_or_record_and_the_fleet_serves_on(
+    rng: Random,
+) -> None:
+    world = fleet(rng)
+    bus = world.net.connect("clients")
+    async with Client(bus, world.net.clock, patience=PATIENCE) as client:
+        await asyncio.sleep(1.0)
+        meanwhile = [asyncio.ensure_future(ask(client, f"q{n}")) for n in range(3)]
+        await pester(world, rng)
+        # they may have been ended in somebody's name, but they end
+        await asyncio.wait(meanwhile, timeout=600.0)
+        assert all(one.done() for one in meanwhile)
+        await asyncio.gather(*meanwhile, return_exceptions=True)
+        await serves_on(world, client)
 
 
 @few
 @given(rng=seeds)
-def test_who_lies_of_one_replica_costs_no_other_replica_a_request(rng: Random) -> None:
+@virtual()
+async def test_who_lies_of_one_replica_costs_no_other_replica_a_request(rng: Random) -> None:
     """Its worker lies, and those who speak to it do, also in its log. When they stop, it begins
     anew: a worker that holds a request and tells its planner that it does not keeps it for ever.
     """
-
-    async def main() -> None:
-        world = fleet(rng)
-        bus = world.net.connect("clients")
-        async with Client(bus, world.net.clock, patience=PATIENCE) as client:
-            await asyncio.sleep(1.0)
-            said = {subject: kind for subject, kind in RECEIVED if f".{R0}" in subject}
-            liars = Liars(world, rng, said, ANSWERED, subjects.ack_log(R0))
-            meanwhile = []
-            for n in range(24):
-                await asyncio.sleep(rng.random() * 0.4)
-                meanwhile.append(asyncio.ensure_future(ask(client, f"q{n}")))
-                if rng.random() < 0.05:
-                    world.processes["worker-r0"].kill()
-            await asyncio.sleep(2.0)
-            liars.share = 0.0
-            world.processes["worker-r0"].kill()
-            await asyncio.wait(meanwhile, timeout=600.0)
-            assert all(one.done() for one in meanwhile)
-            for ended in await asyncio.gather(*meanwhile, return_exceptions=True):
-                if isinstance(ended, Verdict) and ended.attempts == 1 and ended.replica != R0:
-                    assert ended.finish_reason == "length"
-            await serves_on(world, client)
-
-    run_virtual(main())
+    world = fleet(rng)
+    bus = world.net.connect("clients")
+    async with Client(bus, world.net.clock, patience=PATIENCE) as client:
+        await asyncio.sleep(1.0)
+        said = {subject: kind for subject, kind in RECEIVED if f".{R0}" in subject}
+        liars = Liars(world, rng, said, ANSWERED, subjects.ack_log(R0))
+        meanwhile = []
+        for n in range(24):
+            await asyncio.sleep(rng.random() * 0.4)
+            meanwhile.append(asyncio.ensure_future(ask(client, f"q{n}")))
+            if rng.random() < 0.05:
+                world.processes["worker-r0"].kill()
+        await asyncio.sleep(2.0)
+        liars.share = 0.0
+        world.processes["worker-r0"].kill()
+        await asyncio.wait(meanwhile, timeout=600.0)
+        assert all(one.done() for one in meanwhile)
+        for ended in await asyncio.gather(*meanwhile, return_exceptions=True):
+            if isinstance(ended, Verdict) and ended.attempts == 1 and ended.replica != R0:
+                assert ended.finish_reason == "length"
+        await serves_on(world, client)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import pytest
@@ -23,12 +22,9 @@ from shared.schemas import (
     AttemptOver,
     BatchPlan,
     Cancel,
-    Delta,
     Fenced,
-    GenerateRequest,
     Record,
     Resume,
-    Sampling,
 )
 from shared.store.acklog import encode_entry
 from shared.store.records import Records
@@ -42,6 +38,7 @@ from tests.fleet.live import (
     client_of,
     connect_raw,
     replay_of,
+    request_for,
     until_idle,
 )
 
@@ -119,12 +116,7 @@ async def attacked(fleet: Fleet) -> AsyncIterator[Running]:
     """Run a request of the victim; afterwards it has ended well, once, with its own tokens."""
     async with client_of(fleet) as (bus, client, wire):
         await until_idle(bus, fleet.replicas)
-        request = GenerateRequest(
-            request_id=uuid4().hex,
-            tenant=VICTIM.name,
-            prompt="a secret",
-            sampling=Sampling(max_tokens=TOKENS, ignore_eos=True),
-        )
+        request = request_for(TOKENS, tenant=VICTIM.name, prompt="a secret")
         asked = asyncio.create_task(ask(client, request))
         try:
             key = request_key(VICTIM.name, request.request_id)
@@ -271,47 +263,11 @@ async def test_a_stolen_worker_speaks_for_its_own_replica_alone(fleet: Fleet) ->
         await thief.close()
 
 
-async def test_a_request_whose_record_is_deleted_ends_and_its_client_is_told(fleet: Fleet) -> None:
-    async with client_of(fleet) as (bus, client, wire):
-        request = GenerateRequest(
-            request_id=uuid4().hex,
-            tenant=VICTIM.name,
-            prompt="a secret",
-            sampling=Sampling(max_tokens=5000, ignore_eos=True),
-        )
-        asked = asyncio.create_task(ask(client, request))
-        try:
-            async with asyncio.timeout(WAIT_S):
-                while not any(
-                    isinstance(event, Delta) for events in wire.events.values() for event in events
-                ):
-                    await asyncio.sleep(0.01)
-            await bus.requests.delete(f"s.{request_key(VICTIM.name, request.request_id)}")
-            delivered = await asked
-        finally:
-            asked.cancel()
-        assert delivered.verdict is not None
-        assert delivered.verdict.finish_reason is FinishReason.FAILED
-        assert delivered.verdict.message == "its record was deleted"
-        replay = await replay_of(bus, request)
-        assert (delivered.tokens, delivered.verdict) == (replay.tokens, replay.verdict)
-        assert len(delivered.tokens) == delivered.verdict.output_tokens < 5000
-        await until_idle(bus, fleet.replicas)
-
-
 async def test_no_service_does_what_it_may_not(fleet: Fleet) -> None:
     """The permissions are no more than is needed, and no less."""
     async with client_of(fleet) as (bus, client, wire):
         for tenant in ("victim", "mallory"):
-            requests = [
-                GenerateRequest(
-                    request_id=uuid4().hex,
-                    tenant=tenant,
-                    prompt="a" * 300,
-                    sampling=Sampling(max_tokens=20, ignore_eos=True),
-                )
-                for _ in range(4)
-            ]
+            requests = [request_for(20, tenant=tenant, prompt="a" * 300) for _ in range(4)]
             delivered = await asyncio.gather(*(ask(client, request) for request in requests))
             await check(bus, wire, delivered)
             assert (await replay_of(bus, requests[0])).verdict is not None

@@ -19,7 +19,7 @@ from loadgen.fleet.child import Child
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.bus.api import Call
-from shared.schemas import GenerateRequest, Offer, Sampling
+from shared.schemas import GenerateRequest, Offer
 from shared.store.records import Records
 from shared.vocabulary import RecordState, ReplicaId
 from tests.fleet.live import (
@@ -31,6 +31,7 @@ from tests.fleet.live import (
     client_of,
     draw_requests,
     replay_of,
+    request_for,
     under_load,
     until_idle,
     until_running,
@@ -115,15 +116,7 @@ async def test_nothing_is_lost_when_relegation_is_killed_in_the_middle_of_handin
     """
     relegation = fleet.process("relegation")
     starts = relegation.starts
-    requests = [
-        GenerateRequest(
-            request_id=f"pooled-{n}",
-            prompt="hello",
-            sampling=Sampling(max_tokens=8, ignore_eos=True),
-            slo=HOPELESS,
-        )
-        for n in range(POOLED)
-    ]
+    requests = [request_for(8, f"pooled-{n}", slo=HOPELESS) for n in range(POOLED)]
     async with client_of(fleet) as (bus, client, wire), asyncio.timeout(WAIT_S):
         records = Records(bus.requests, bus.bodies)
         offered: list[Offer] = []

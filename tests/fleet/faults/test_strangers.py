@@ -4,45 +4,32 @@ The world is deterministic (tests/fleet/protocol/world.py).
 """
 
 import asyncio
-import logging
 import random
-from collections.abc import Iterator
 
 import msgspec
 import pytest
-import structlog
 
 from shared import subjects
-from shared.columns import pack
 from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume, Resync
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
-from tests.fleet.protocol.world import CALM, Scene, World
-from tests.simulated.virtual_loop import run_virtual
+from tests import made
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
+from tests.simulated.virtual_loop import virtual
+
+QUIET = True
 
 encode = msgspec.msgpack.Encoder().encode
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
-
-
 def announce(replica: str, profile: str) -> Announce:
-    return Announce(
-        replica=ReplicaId(replica),
+    return made.announce(
+        replica,
         incarnation="stranger",
-        at_unix_s=0.0,
-        model="m",
-        engine="sim",
         profile=profile,
-        pool="",
         kv_blocks=1,
-        block_tokens=16,
         context_tokens=16,
         max_slots=1,
-        epoch=0,
     )
 
 
@@ -67,15 +54,13 @@ def plan(world: World) -> BatchPlan:
         if b"plan_seq" in payload
     ]
     last = log[-1] if log else None
-    return BatchPlan(
+    return made.plan(
+        [0, 1, 9999],
+        [1],
         replica=ReplicaId("r0"),
         incarnation=last.incarnation if last else "?",
         epoch=last.epoch if last else 1,
-        sync=1,
         seq=last.plan_seq + 1 if last else 1,
-        slots=pack([0, 1, 9999]),
-        caps=pack([1]),
-        predicted_s=0.01,
     )
 
 
@@ -84,15 +69,7 @@ async def pester(world: World) -> None:
     for _ in range(60):
         await asyncio.sleep(rng.random() * 0.06)
         r0 = ReplicaId("r0")
-        ragged = PlanAck(
-            replica=r0,
-            incarnation="stranger",
-            epoch=1,
-            plan_seq=1,
-            ack_seq=1,
-            slots=b"123",
-            computed=b"",
-        )
+        ragged = made.ack(replica=r0, incarnation="stranger", slots=b"123", computed=b"")
         messages = [
             (subjects.over(r0), encode(over("a b"))),
             (subjects.over(r0), encode(over("default.nobody"))),
@@ -114,41 +91,34 @@ async def pester(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_service_dies_of_what_strangers_publish(seed: int) -> None:
+@virtual()
+async def test_no_service_dies_of_what_strangers_publish(seed: int) -> None:
     deaths: list[str] = []
+    world = World(Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"), seed)
+    started: list[str] = []
+    start = world.start
 
-    async def main() -> None:
-        world = World(
-            Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"), seed
-        )
-        started: list[str] = []
-        start = world.start
+    def counted(name: str) -> None:
+        started.append(name)
+        start(name)
 
-        def counted(name: str) -> None:
-            started.append(name)
-            start(name)
-
-        world.start = counted  # type: ignore[method-assign]
-        for name, value in (("s.default.odd", b"\xc1"), ("s.default.odd2", b"{}"), ("o.x", b"")):
-            world.net.requests.create(name, value, None, now_s=world.net.loop.time())
-        pest = asyncio.ensure_future(pester(world))
-        for odd in ("s.default.odd", "s.default.odd2"):
-            assert world.net.requests.get(odd, now_s=0.0) is not None
-        world.ignored = {"s.default.odd", "s.default.odd2"}
-        await world.play()
-        await pest
-        deaths.extend(name for name in set(started) if started.count(name) > 1)
-
-    run_virtual(main())
+    world.start = counted  # type: ignore[method-assign]
+    for name, value in (("s.default.odd", b"\xc1"), ("s.default.odd2", b"{}"), ("o.x", b"")):
+        world.net.requests.create(name, value, None, now_s=world.net.loop.time())
+    pest = asyncio.ensure_future(pester(world))
+    for odd in ("s.default.odd", "s.default.odd2"):
+        assert world.net.requests.get(odd, now_s=0.0) is not None
+    world.ignored = {"s.default.odd", "s.default.odd2"}
+    await world.play()
+    await pest
+    deaths.extend(name for name in set(started) if started.count(name) > 1)
     assert not deaths, f"seed {seed}: {deaths} died"
 
 
-def test_a_body_that_no_record_names_is_deleted() -> None:
-    async def main() -> None:
-        calm = Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, requests=3)
-        world = World(calm, seed=1)
-        world.net.bodies.create("default.nobody.0", b"", None, now_s=world.net.loop.time())
-        await world.play()  # waits until no body is left
-        assert world.net.bodies.get("default.nobody.0", now_s=world.net.loop.time()) is None
-
-    run_virtual(main())
+@virtual()
+async def test_a_body_that_no_record_names_is_deleted() -> None:
+    calm = Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, requests=3)
+    world = World(calm, seed=1)
+    world.net.bodies.create("default.nobody.0", b"", None, now_s=world.net.loop.time())
+    await world.play()  # waits until no body is left
+    assert world.net.bodies.get("default.nobody.0", now_s=world.net.loop.time()) is None

@@ -1,29 +1,22 @@
 """Requests that come while the brokers elect a leader: the store takes nothing for seconds."""
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
 import pytest
-import structlog
 
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Received, Sampling
-from tests.fleet.protocol.world import CALM, Scene, World
-from tests.simulated.virtual_loop import run_virtual
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
+from tests.simulated.virtual_loop import virtual
+
+QUIET = True
 
 LEADERLESS = replace(CALM, store_lost=1.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 def request(n: int) -> GenerateRequest:
@@ -40,48 +33,43 @@ async def began(seed: int = 1) -> World:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_gateways_requests_wait_for_the_leader_and_run(seed: int) -> None:
+@virtual()
+async def test_a_gateways_requests_wait_for_the_leader_and_run(seed: int) -> None:
     """Elections of up to 5 s follow one another, with pauses as long; a gateway waits 10 s."""
+    world, rng = await began(seed), Random(seed)
+    bus = world.net.connect("gateway")
+    async with Client(bus, world.net.clock, patience=Patience(submit_s=10.0)) as client:
 
-    async def main() -> None:
-        world, rng = await began(seed), Random(seed)
-        bus = world.net.connect("gateway")
-        async with Client(bus, world.net.clock, patience=Patience(submit_s=10.0)) as client:
+        async def run(n: int) -> None:
+            await asyncio.sleep(30 * rng.random())
+            handle = await client.submit(request(n), "chat")
+            assert (await handle.wait()).output_tokens == 4
 
-            async def run(n: int) -> None:
-                await asyncio.sleep(30 * rng.random())
-                handle = await client.submit(request(n), "chat")
-                assert (await handle.wait()).output_tokens == 4
-
-            running = [asyncio.ensure_future(run(n)) for n in range(30)]
-            for _ in range(3):
-                world.net.faults = LEADERLESS
-                await asyncio.sleep(5 * rng.random())
-                world.net.faults = CALM
-                await asyncio.sleep(5.0)
-            await asyncio.gather(*running)
-
-    run_virtual(main())
+        running = [asyncio.ensure_future(run(n)) for n in range(30)]
+        for _ in range(3):
+            world.net.faults = LEADERLESS
+            await asyncio.sleep(5 * rng.random())
+            world.net.faults = CALM
+            await asyncio.sleep(5.0)
+        await asyncio.gather(*running)
 
 
 @pytest.mark.parametrize("without_s", [2.0, 4.0, 30.0])
-def test_whoever_asks_once_is_told_that_the_request_is_stored_or_that_it_may_not_be(
+@virtual()
+async def test_whoever_asks_once_is_told_that_the_request_is_stored_or_that_it_may_not_be(
     without_s: float,
 ) -> None:
-    async def main() -> None:
-        world = await began()
-        bus = world.net.connect("caller")
-        world.net.faults = LEADERLESS
-        subject = subjects.requests("default", "chat")
-        asked = asyncio.ensure_future(bus.request(subject, request(0), Received, timeout_s=20.0))
-        await asyncio.sleep(without_s)
-        world.net.faults = CALM
-        if without_s < 5.0:
+    world = await began()
+    bus = world.net.connect("caller")
+    world.net.faults = LEADERLESS
+    subject = subjects.requests("default", "chat")
+    asked = asyncio.ensure_future(bus.request(subject, request(0), Received, timeout_s=20.0))
+    await asyncio.sleep(without_s)
+    world.net.faults = CALM
+    if without_s < 5.0:
+        await asked
+    else:
+        with pytest.raises(RefusedError) as refused:
             await asked
-        else:
-            with pytest.raises(RefusedError) as refused:
-                await asked
-            assert refused.value.refused.code == "server_is_overloaded"
-            assert refused.value.refused.retry_after_s == 1.0
-
-    run_virtual(main())
+        assert refused.value.refused.code == "server_is_overloaded"
+        assert refused.value.refused.retry_after_s == 1.0

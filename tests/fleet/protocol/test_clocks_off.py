@@ -9,11 +9,12 @@ import pytest
 from services.gateway.clocks import Clocks
 from shared.process.fleet_time import SYNC_S, UNREADY_S, FleetTime
 from shared.schemas import TimeTold
-from tests.fleet.protocol.world import CALM, Scene, World, run
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World, run
 from tests.rings import slow_but
 from tests.simulated.bus import SimNet
 from tests.simulated.process import SimProcess
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import run_virtual, virtual
 
 YEAR_S = 365 * 86_400.0
 OFF_S = [30.0, -30.0, 150.0, -150.0, 3600.0, -3600.0, YEAR_S, -YEAR_S]
@@ -107,28 +108,23 @@ def test_who_stood_still_alone_takes_the_time_of_the_others(lost_s: float) -> No
     assert abs(late[0]) < (lost_s if lost_s < 1.0 else NEAR_S)
 
 
-def test_a_service_whose_every_host_is_off_makes_the_gateway_unready_and_is_named() -> None:
-    async def main() -> list[str]:
-        clocks = Clocks(SimProcess("gateway").clock)
+@virtual()
+async def test_a_service_whose_every_host_is_off_makes_the_gateway_unready_and_is_named() -> None:
+    clocks = Clocks(SimProcess("gateway").clock)
 
-        def told(instance: str, ahead_s: float, service: str = "planner") -> str:
-            clocks.hear(
-                TimeTold(service=service, instance=instance, unix_s=0.0, host_ahead_s=ahead_s)
-            )
-            return clocks.off()
+    def told(instance: str, ahead_s: float, service: str = "planner") -> str:
+        clocks.hear(TimeTold(service=service, instance=instance, unix_s=0.0, host_ahead_s=ahead_s))
+        return clocks.off()
 
-        said = [
-            told("planner-a", UNREADY_S - 1),
-            told("planner-a", UNREADY_S + 1),
-            told("planner-b", 0.0),  # another can be trusted
-            told("planner-b", -150.0),
-            told("worker-a", 0.0, "worker"),
-        ]
-        await asyncio.sleep(5 * SYNC_S)  # nothing more is heard of them
-        return [*said, clocks.off()]
-
-    first, off, two, both, others, at_last = run_virtual(main())
-    assert (first, two, at_last) == ("", "", "")
+    first, off, two, both, others = [
+        told("planner-a", UNREADY_S - 1),
+        told("planner-a", UNREADY_S + 1),
+        told("planner-b", 0.0),  # another can be trusted
+        told("planner-b", -150.0),
+        told("worker-a", 0.0, "worker"),
+    ]
+    await asyncio.sleep(5 * SYNC_S)  # nothing more is heard of them
+    assert (first, two, clocks.off()) == ("", "", "")
     assert "planner (planner-a)" in off
     assert "11 s ahead" in off
     assert "planner" in both

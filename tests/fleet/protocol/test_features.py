@@ -1,6 +1,5 @@
 """The features of engines and the needs of requests: in the vocabulary, in refusals, in routing."""
 
-import asyncio
 from random import Random
 from typing import Any
 
@@ -12,7 +11,6 @@ from services.admission.intake import reading as intake
 from services.admission.intake.reading import Intake
 from services.admission.intake.required_features import Wanted, required_features
 from services.admission.workers import Workers
-from services.worker.core.worker import WorkerCore
 from shared import features
 from shared.columns import pack
 from shared.core.admission.admission import (
@@ -37,11 +35,8 @@ from shared.rules.rules import Rules
 from shared.rules.tiers import DEFAULT
 from shared.schemas import (
     Announce,
-    BatchPlan,
     Body,
     GenerateRequest,
-    Hold,
-    OfferAccepted,
     OfferDeclined,
     Record,
     Sampling,
@@ -49,7 +44,8 @@ from shared.schemas import (
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import RecordState, ReplicaId, ServiceClass
+from shared.vocabulary import RecordState, ServiceClass
+from tests import made
 from tests.shared.core.relegation.test_relegation import digest, record
 
 # ---------------------------------------------------------------- the vocabulary
@@ -147,12 +143,9 @@ def worker(
     able: frozenset[str] = frozenset(),
     adapters: tuple[str, ...] = (),
 ) -> Announce:
-    return Announce(
-        replica=ReplicaId(replica), incarnation="i", at_unix_s=0.0, model="m", engine=engine,
-        profile="p", pool="", kv_blocks=100,
-        block_tokens=16, context_tokens=1000, max_slots=8, epoch=0, features=sorted(able),
-        adapters=list(adapters),
-    )  # fmt: skip
+    return made.announce(
+        replica, engine=engine, profile="p", features=sorted(able), adapters=list(adapters)
+    )
 
 
 def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
@@ -276,29 +269,26 @@ def test_tokens_that_the_model_does_not_have_are_refused(
     assert caught.value.param == param
 
 
-def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
+async def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
     request = replace(
         asked("poet"), prompt="x" * 200, sampling=Sampling(max_tokens=950, min_tokens=900)
     )
     workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
     reader = Intake(Rules(), Tokenizer.builtin(), "", workers, str, "o")
 
-    async def read() -> tuple[Record, Body]:
-        key, digest = await reader.look(request, "chat", 0)
-        return await reader.read(
-            request,
-            key,
-            "chat",
-            payload_bytes=0,
-            digest=digest,
-            arrived_unix_s=0.0,
-            json=False,
-            traceparent="",
-            caller="",
-        )
-
-    made, body = asyncio.run(read())
-    assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
+    key, digest = await reader.look(request, "chat", 0)
+    read, body = await reader.read(
+        request,
+        key,
+        "chat",
+        payload_bytes=0,
+        digest=digest,
+        arrived_unix_s=0.0,
+        json=False,
+        traceparent="",
+        caller="",
+    )
+    assert (read.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
     # what the context has room for
     assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)
 
@@ -402,55 +392,31 @@ def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> N
 # ---------------------------------------------------------------- the way to the engine
 
 
-def worker_core() -> WorkerCore:
-    core = WorkerCore(
-        ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8
-    )
-    core.resync(1, 1)
-    return core
-
-
 def test_what_an_engine_computes_as_it_dies_is_over_and_the_rest_stays_held() -> None:
-    core, body = worker_core(), Body(prompt=pack([1, 2, 3]), sampling=Sampling())
-    for slot, name in enumerate(("t.a", "t.b", "t.c")):
-        placed = opened(name, replica=ReplicaId("r"), incarnation="1")
-        hold = Hold(epoch=1, sync=1, slot=slot, key=placed.key, attempt=placed.attempt)
-        refused = "no such format" if name == "t.c" else ""
-        assert core.hold(hold, placed, body, refused, now_unix_s=0.0) == OfferAccepted()
+    core, body = made.worker_core(), Body(prompt=pack([1, 2, 3]), sampling=Sampling())
+    for slot, refused in enumerate(("", "", "no such format")):
+        placed = opened(f"t.{slot}", replica=core.replica, incarnation=core.incarnation)
+        made.hold(core, slot, placed, body, refused=refused)
     ended = core.between()
     assert ended is not None
     (invalid,) = ended.overs
-    assert (invalid.key, invalid.why, invalid.message) == ("t.c", "invalid", "no such format")
-    plan = BatchPlan(
-        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([1]),
-        caps=pack([3]), predicted_s=0.1
-    )  # fmt: skip
+    assert (invalid.key, invalid.why, invalid.message) == ("t.2", "invalid", "no such format")
+    plan = made.plan([1], [3], predicted_s=0.1)
     assert core.plan(plan) is None
     assert core.begin(now_unix_s=0.0) is not None
     (died,) = core.break_off().overs
-    assert (died.key, died.why) == ("t.b", ENGINE_DIED)
-    assert [entry.offer.key for entry in core.entries()] == ["t.a"]
+    assert (died.key, died.why) == ("t.1", ENGINE_DIED)
+    assert [entry.offer.key for entry in core.entries()] == ["t.0"]
     core.check()
 
 
 def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
-    core = worker_core()
-    placed = opened("t.a", "adapter:poet", replica=ReplicaId("r"), incarnation="1")
+    core = made.worker_core()
     sampling = Sampling(min_p=0.5, structured=JsonObject())
-    hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)
-    assert (
-        core.hold(
-            hold,
-            placed,
-            Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet"),
-            now_unix_s=0.0,
-        )
-        == OfferAccepted()
-    )
-    plan = BatchPlan(
-        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]),
-        caps=pack([3]), predicted_s=0.1
-    )  # fmt: skip
+    body = Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")
+    placed = opened("t.a", "adapter:poet", replica=core.replica, incarnation=core.incarnation)
+    made.hold(core, 3, placed, body)
+    plan = made.plan([3], [3], predicted_s=0.1)
     assert core.plan(plan) is None
     turn = core.begin(now_unix_s=0.0)
     assert turn is not None

@@ -9,8 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.core.worker import WorkerCore
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
+from services.worker.engine import Done, EngineState, Likely, Outcome
 from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
 from shared.client.assemble import Assembler
@@ -19,13 +18,10 @@ from shared.core.record import record as life
 from shared.core.worker.step import Load, Step, Work
 from shared.schemas import (
     AttemptOver,
-    BatchPlan,
     Body,
     Delta,
     End,
-    Hold,
     LogEntry,
-    OfferAccepted,
     Record,
     Replay,
     Resume,
@@ -38,13 +34,11 @@ from shared.store import acklog
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
-    RecordState,
-    ReplicaId,
     RequestKey,
-    ServiceClass,
     Slo,
     Slot,
 )
+from tests import made
 from tests.shared.core.placed_record import placed
 
 PROMPT, OUTPUT = [1, 2, 3], 12
@@ -65,7 +59,7 @@ class Scripted:
     once.
     """
 
-    facts = EngineFacts("scripted", "m", "p", 64, 16, 256, 8, 300, frozenset())
+    facts = made.engine_facts(engine="scripted", profile="p")
 
     def __init__(self) -> None:
         self.loads: dict[Slot, Load] = {}
@@ -102,15 +96,7 @@ class Replica:
     """A worker without its shell, and the log that it keeps."""
 
     def __init__(self, name: str) -> None:
-        self.core = WorkerCore(
-            ReplicaId(name),
-            f"{name}-1",
-            kv_blocks=64,
-            block_tokens=16,
-            context_tokens=256,
-            max_slots=8,
-        )
-        self.core.resync(1, 1)
+        self.core = made.worker_core(name, f"{name}-1")
         self.engine, self.processor = Scripted(), OutputProcessor(Tokenizer.builtin())
         self.log: list[LogEntry] = []
 
@@ -118,14 +104,12 @@ class Replica:
         self, slots: Sequence[int], *, released: Sequence[int] = (), preempted: Sequence[int] = ()
     ) -> list[tuple[str, StreamEvent]]:
         """Run one plan; the events for clients, as decoded from the wire."""
-        plan = BatchPlan(
+        plan = made.plan(
+            slots,
+            [64] * len(slots),
             replica=self.core.replica,
             incarnation=self.core.incarnation,
-            epoch=1,
-            sync=1,
             seq=self.core.next_seq,
-            slots=pack(slots),
-            caps=pack([64] * len(slots)),
             predicted_s=0.0,
             released=pack(released),
             released_why=["offloaded"] * len(released),
@@ -170,20 +154,10 @@ class Client:
     @staticmethod
     def begin(slot: int, top: int | None, replica: Replica) -> "Client":
         key = RequestKey(f"t.r{slot}")
-        record = Record(
-            key=key,
-            body_key="b",
-            owner="a",
-            state=RecordState.ACTIVE,
-            attempt=0,
-            service_class=ServiceClass.STANDARD,
-            tier="chat",
+        record = made.record(
+            key,
             slo=Slo(ttlt_s=100.0),
-            importance=1.0,
-            application="",
-            session="",
             arrived_unix_s=NOW,
-            expires_unix_s=NOW + 1e6,
             prompt_tokens=len(PROMPT),
             max_tokens=OUTPUT,
             stream_subject=key,
@@ -209,11 +183,8 @@ class Client:
         core = replica.core
         self.replica = replica
         self.record = placed(self.record, core.replica, core.incarnation)
-        hold = Hold(
-            epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
-        )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
-        assert core.hold(hold, self.record, body, now_unix_s=NOW) == OfferAccepted()
+        made.hold(core, self.slot, self.record, body, now_unix_s=NOW)
 
     def settle(self, over: AttemptOver) -> None:
         after = life.settled(self.record, over, "a", NOW)

@@ -6,18 +6,18 @@ SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand, make test the fi
 seed is printed, and `run(seed, scene)` replays it, to the last message.
 """
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from services.admission.sweep import Sweep
 from services.worker.ack_writer import AckWriter
 from services.worker.core.worker import WorkerCore
-from tests.fleet.protocol.world import CALM, Scene, run
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import run
 from tests.rings import slow_but
+
+QUIET = True
 
 SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "400"))
 BLOCK = 25
@@ -35,13 +35,6 @@ SCENES = {
     "wrong acks": Scene(acks="wrong"),
     "a full disk": Scene(full_s=3.0),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("block", slow_but(range(FAST_BLOCKS), range(max(SCHEDULES // BLOCK, 1))))

@@ -8,7 +8,8 @@ from pathlib import Path
 STORY = """
 import logging, re
 import structlog
-from tests.fleet.protocol.world import CALM, Scene, run
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import run
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 scene = Scene(replicas=3, faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, deletions=6)
 # the name of a client's inbox is drawn anew each time

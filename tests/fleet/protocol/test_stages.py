@@ -14,7 +14,6 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
-from services.worker.core.worker import WorkerCore
 from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
 from shared.core.record import record as life
@@ -23,20 +22,19 @@ from shared.measure import Measure
 from shared.policy import registry
 from shared.policy.seam import Policy, View
 from shared.rules.tiers import Tier, TierSet
-from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, PlanAck, Record, Sampling
+from shared.schemas import Body, PlanAck, Record, Sampling
 from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
-    RecordState,
     ReplicaId,
-    RequestKey,
     ServiceClass,
     Slo,
 )
+from tests import made
+from tests.shared.core.chaos_policy import Watched
 from tests.shared.core.placed_record import placed
-from tests.shared.core.replica_bench import Watched
 
 SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
 END = 7  # the token that ends thinking
@@ -129,40 +127,15 @@ class One:
         *,
         end: int | None = END,
     ) -> None:
-        assert record.replica is not None
-        self.core = WorkerCore(
-            record.replica,
-            "i",
-            kv_blocks=100,
-            block_tokens=16,
-            context_tokens=1000,
-            max_slots=4,
-            end_of_thinking=end,
-        )
-        self.core.resync(1, 1)
-        hold = Hold(epoch=1, sync=1, slot=2, key=record.key, attempt=record.attempt)
-        assert (
-            self.core.hold(
-                hold, record, Body(prompt=pack(prompt), sampling=sampling), now_unix_s=0.0
-            )
-            == OfferAccepted()
-        )
+        self.core = made.worker_core("r", end_of_thinking=end)
+        made.hold(self.core, 2, record, Body(prompt=pack(prompt), sampling=sampling))
         self.acks: list[PlanAck] = []
         self.seq, self.now_s = 1, 100.0
 
     def make(self, *tokens: int) -> PlanAck:
         """Run one iteration, in which the request makes these tokens."""
         self.now_s += 1.0
-        plan = BatchPlan(
-            replica=ReplicaId("r"),
-            incarnation="i",
-            epoch=1,
-            sync=1,
-            seq=self.seq,
-            slots=pack([2]),
-            caps=pack([1000]),
-            predicted_s=1.0,
-        )
+        plan = made.plan([2], [1000], replica=ReplicaId("r"), seq=self.seq, predicted_s=1.0)
         assert self.core.plan(plan) is None
         self.seq += 1
         step = self.core.begin(now_unix_s=self.now_s)
@@ -191,13 +164,12 @@ class One:
 
 
 def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
-    record = Record(
-        key=RequestKey("t.q"), body_key="", owner="a", state=RecordState.ACTIVE, attempt=0,
-        service_class=ServiceClass.STANDARD, tier="x", slo=slo,
-        importance=1.0, application="", session="", arrived_unix_s=100.0, expires_unix_s=1e6,
-        prompt_tokens=prompt_tokens, max_tokens=200,
-        stream_subject="s",
-    )  # fmt: skip
+    record = made.record(
+        slo=slo,
+        arrived_unix_s=100.0,
+        prompt_tokens=prompt_tokens,
+        max_tokens=200,
+    )
     return placed(record, ReplicaId("r"), "i")
 
 

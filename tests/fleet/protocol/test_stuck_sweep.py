@@ -1,28 +1,22 @@
 """The sweep does its other work while a part of it cannot be done."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import msgspec
-import pytest
-import structlog
 
 from shared.client.client import Client, Handle, Patience
 from shared.errors import BusTimeout, StoreFull
-from shared.schemas import GenerateRequest, Record, Sampling
+from shared.schemas import Record
 from shared.subjects import ack_log
-from tests.fleet.protocol.world import CALM, Scene, World
+from tests.fleet.live import request_for
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
 from tests.simulated.virtual_loop import run_virtual
 
+QUIET = True
+
 REPLICAS = ("r0", "r1", "r2")
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 class Fleet:
@@ -39,11 +33,7 @@ class Fleet:
             self.world.start(f"worker-{replica}")
         await asyncio.sleep(2.0)
         for n in range(3 * len(REPLICAS)):
-            request = GenerateRequest(
-                request_id=f"q{n}",
-                token_ids=[40, 41],
-                sampling=Sampling(max_tokens=1000, ignore_eos=True),
-            )
+            request = request_for(1000, f"q{n}", prompt=None, token_ids=[40, 41])
             self.handles[f"q{n}"] = await self._client.submit(request, "chat")
         await asyncio.sleep(1.0)
 

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,7 +22,6 @@ from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation
 from services.worker import service as worker
 from services.worker.config import WorkerConfig
-from services.worker.engine import EngineFacts
 from services.worker.engines.sim.engine import SimEngine, readable_token
 from services.worker.runner import VirtualRunner
 from services.worker.step_runner import StepRunner
@@ -43,69 +41,15 @@ from shared.store.seal import opened
 from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, Slo
+from tests import made
 from tests.chaos.sabotage.sitecustomize import spoil_acks
-from tests.simulated.broker import Faults
+from tests.fleet.protocol.scene import CALM, Scene, Seen
 from tests.simulated.bus import SimNet
 from tests.simulated.process import SimProcess
 from tests.simulated.virtual_loop import run_virtual
 
-CALM = Faults()
-STORM = Faults(
-    latency_s=(0.0001, 0.002),
-    spike=0.01,
-    spike_s=0.2,
-    loss=0.02,
-    duplicate=0.02,
-    reorder=0.02,
-    store_lost=0.005,
-    store_silent=0.005,
-    store_late=0.002,
-    publish_yields=0.2,
-)
 PROFILE = "a100-llama3-8b"
 profile = functools.cache(profiles.load)  # every worker of every schedule has the same
-
-
-@dataclass(frozen=True)
-class Scene:
-    """The parameters of a schedule."""
-
-    replicas: int = 2
-    planners: int = 2
-    admissions: int = 2
-    relegations: int = 2
-    requests: int = 12
-    over_s: float = 2.0  # arrivals and misfortunes fall into this time
-    policy: str = "qoserve"
-    settings: dict[str, str] = field(default_factory=dict)  # of the policy
-    kv_blocks: int = 400
-    max_slots: int = 16
-    snapshot_acks: int = 20
-    faults: Faults = STORM
-    kills: int = 3
-    pauses: int = 2
-    restarts: int = 1  # of the broker
-    cancels: int = 2
-    deletions: int = 0  # of open records, by hand
-    # replicas whose engine has min-p; if any has, every second request needs it
-    able: tuple[str, ...] = ()
-    skew_s: float = 0.0  # the clock of every second process is so much ahead, or behind
-    keeps_time: bool = False  # every process follows the time of the fleet, as live
-    # half-way the clock of the broker and those of half the hosts jump by so much
-    jump_s: float = 0.0
-    acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
-    full_s: float = 0.0  # for so long the store takes no writes
-    settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
-
-
-@dataclass
-class Seen:
-    """The events of one request, as its client saw them."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    ends: list[End] = field(default_factory=list)
-    refused: bool = False  # at the door
 
 
 class World:
@@ -193,16 +137,13 @@ class World:
             }
             cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
             tokenizer = Tokenizer.builtin()
-            facts = EngineFacts(
-                "sim",
-                "m",
-                PROFILE,
-                cfg_w.kv_blocks,
-                16,
-                4096,
-                cfg_w.max_slots,
-                tokenizer.vocabulary,
-                frozenset(tokenizer.eos_token_ids),
+            facts = made.engine_facts(
+                profile=PROFILE,
+                kv_blocks=cfg_w.kv_blocks,
+                context_tokens=4096,
+                max_slots=cfg_w.max_slots,
+                vocabulary=tokenizer.vocabulary,
+                eos_token_ids=frozenset(tokenizer.eos_token_ids),
             )
             facts = facts._replace(
                 draft=DRAFT,

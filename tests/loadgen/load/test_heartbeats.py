@@ -20,7 +20,8 @@ from shared.rules.tiers import load_tiers
 from shared.schemas import Announce, EngineTime, PlanAck
 from shared.store.acklog import decode_entry
 from shared.vocabulary import ReplicaId
-from tests.fleet.protocol.world import CALM, Scene, World
+from tests.fleet.protocol.scene import CALM, Scene
+from tests.fleet.protocol.world import World
 from tests.loadgen.load.test_send import one
 from tests.simulated.bus import SimNet
 from tests.simulated.virtual_loop import run_virtual

@@ -1,13 +1,10 @@
 """Admission beside a planner made by hand, which declines what it is offered."""
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
-import pytest
-import structlog
 from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
@@ -31,19 +28,14 @@ from shared.vocabulary import ReplicaId, Slo
 from tests.shared.routing.digests import digest
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
+
+QUIET = True
 
 R = ReplicaId("r1")
 LANE = PoolLane(tenant="default", importance=1.0, weight=1.0, requests=9, tokens=7_000_000)
 FULL = PoolDigest(tokens_s=100.0, lanes=[LANE])
 EMPTY = PoolDigest(tokens_s=100.0, lanes=[])
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 class Beside:
@@ -86,91 +78,82 @@ class Beside:
         await self._running
 
 
-def test_a_client_hears_at_once_that_its_request_is_in_the_pool() -> None:
+@virtual()
+async def test_a_client_hears_at_once_that_its_request_is_in_the_pool() -> None:
     """The pool was full as it came, and has room as its only replica declines."""
+    beside, answers = Beside(), list[asyncio.Task[None]]()
 
-    async def main() -> float:
-        beside, answers = Beside(), list[asyncio.Task[None]]()
+    async def decline(call: Call) -> None:
+        await beside.bus.publish(subjects.POOL, EMPTY)
+        await asyncio.sleep(0.1)
+        await call.reply(OfferDeclined(reason="it is late"))
 
-        async def decline(call: Call) -> None:
-            await beside.bus.publish(subjects.POOL, EMPTY)
-            await asyncio.sleep(0.1)
-            await call.reply(OfferDeclined(reason="it is late"))
+    def on_offer(_: Offer, call: Call) -> None:
+        answers.append(asyncio.ensure_future(decline(call)))
 
-        def on_offer(_: Offer, call: Call) -> None:
-            answers.append(asyncio.ensure_future(decline(call)))
-
-        await beside.begin(on_offer, FULL)
-        began_s = beside.net.loop.time()
-        await beside.ask()
-        took_s = beside.net.loop.time() - began_s
-        assert len(answers) == 1
-        await beside.end()
-        return took_s
-
-    assert run_virtual(main()) < TELL_S / 2
+    await beside.begin(on_offer, FULL)
+    began_s = beside.net.loop.time()
+    await beside.ask()
+    took_s = beside.net.loop.time() - began_s
+    assert len(answers) == 1
+    await beside.end()
+    assert took_s < TELL_S / 2
 
 
-def test_a_flood_of_one_tenant_is_refused_and_keeps_no_other_tenant_out() -> None:
+@virtual()
+async def test_a_flood_of_one_tenant_is_refused_and_keeps_no_other_tenant_out() -> None:
     """Each hop takes 30 ms, so that 4,000 requests a second find no room."""
+    beside, heard = Beside(Faults(latency_s=(0.02, 0.04))), Counter[str]()
+    loop, took_s = asyncio.get_running_loop(), list[float]()
 
-    async def main() -> tuple[list[float], Counter[str]]:
-        beside, heard = Beside(Faults(latency_s=(0.02, 0.04))), Counter[str]()
-        loop, took_s = asyncio.get_running_loop(), list[float]()
+    def on_offer(_: Offer, call: Call) -> None:
+        answering.create_task(call.reply(OfferAccepted()))
 
-        def on_offer(_: Offer, call: Call) -> None:
-            answering.create_task(call.reply(OfferAccepted()))
+    async def flood(name: str) -> None:
+        try:
+            await beside.ask(name, "mallory")
+            heard["received"] += 1
+        except RefusedError as error:
+            heard[error.refused.code] += bool(error.refused.retry_after_s)
 
-        async def flood(name: str) -> None:
-            try:
-                await beside.ask(name, "mallory")
-                heard["received"] += 1
-            except RefusedError as error:
-                heard[error.refused.code] += bool(error.refused.retry_after_s)
+    async def bystander(name: str) -> None:
+        began_s = loop.time()
+        await beside.ask(name, "bystander")
+        took_s.append(loop.time() - began_s)
 
-        async def bystander(name: str) -> None:
-            began_s = loop.time()
-            await beside.ask(name, "bystander")
-            took_s.append(loop.time() - began_s)
-
-        async with asyncio.TaskGroup() as answering, asyncio.TaskGroup() as asking:
-            await beside.begin(on_offer, EMPTY)
-            for n in range(20):
-                for m in range(200):
-                    asking.create_task(flood(f"{n}-{m}"))
-                asking.create_task(bystander(f"{n}"))
-                await asyncio.sleep(0.05)
-        await beside.end()
-        return took_s, heard
-
-    took_s, heard = run_virtual(main())
+    async with asyncio.TaskGroup() as answering, asyncio.TaskGroup() as asking:
+        await beside.begin(on_offer, EMPTY)
+        for n in range(20):
+            for m in range(200):
+                asking.create_task(flood(f"{n}-{m}"))
+            asking.create_task(bystander(f"{n}"))
+            await asyncio.sleep(0.05)
+    await beside.end()
     assert len(took_s) == 20
     assert max(took_s) < 0.5, "of eight hops"
     assert heard["received"] >= AdmissionConfig().receive_limit
     assert heard["received"] + heard["slow_down"] == 4000
 
 
-def test_a_request_whose_record_is_damaged_is_not_waited_for() -> None:
-    async def main() -> float:
-        beside, answers = Beside(), list[asyncio.Task[None]]()
+@virtual()
+async def test_a_request_whose_record_is_damaged_is_not_waited_for() -> None:
+    beside, answers = Beside(), list[asyncio.Task[None]]()
 
-        async def decline(call: Call) -> None:
-            await asyncio.sleep(0.1)  # the record is stored
-            net, key = beside.net, "s.default.a"
-            stored = net.requests.get(key, now_s=net.loop.time())
-            assert stored is not None
-            net.requests.update(key, b"?", stored.revision, None, now_s=net.loop.time())
-            await call.reply(OfferDeclined(reason="it is late"))
+    async def decline(call: Call) -> None:
+        await asyncio.sleep(0.1)  # the record is stored
+        net, key = beside.net, "s.default.a"
+        stored = net.requests.get(key, now_s=net.loop.time())
+        assert stored is not None
+        net.requests.update(key, b"?", stored.revision, None, now_s=net.loop.time())
+        await call.reply(OfferDeclined(reason="it is late"))
 
-        def on_offer(_: Offer, call: Call) -> None:
-            answers.append(asyncio.ensure_future(decline(call)))
+    def on_offer(_: Offer, call: Call) -> None:
+        answers.append(asyncio.ensure_future(decline(call)))
 
-        await beside.begin(on_offer, EMPTY)
-        await beside.ask()
-        await asyncio.sleep(1.0)
-        assert len(answers) == 1
-        began_s = beside.net.loop.time()
-        await beside.end()  # it places what is open first, for drain_s at most
-        return beside.net.loop.time() - began_s
-
-    assert run_virtual(main()) < AdmissionConfig().drain_s / 2
+    await beside.begin(on_offer, EMPTY)
+    await beside.ask()
+    await asyncio.sleep(1.0)
+    assert len(answers) == 1
+    began_s = beside.net.loop.time()
+    await beside.end()  # it places what is open first, for drain_s at most
+    assert beside.net.loop.time() - began_s < AdmissionConfig().drain_s / 2

@@ -24,7 +24,6 @@ from shared.schemas import (
     Attach,
     Cancel,
     Delta,
-    Digest,
     End,
     GenerateRequest,
     Likelihood,
@@ -37,6 +36,7 @@ from shared.schemas import (
 )
 from shared.text.chat_prompt import checked
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+from tests import made
 
 MODEL = "stand-in"
 WORDS_LIMIT = 200
@@ -71,22 +71,13 @@ class StandIn:
 
     async def digest(self, *adapters: str) -> None:
         """Publish once that a replica lives, and which adapters it has."""
-        digest = Digest(
-            replica=ReplicaId("r0"),
-            incarnation="i",
-            planner="p",
+        digest = made.digest(
+            "r0",
             at_unix_s=self._clock.unix_s(),
             model=MODEL,
-            pool="",
-            waiting=0,
-            running=0,
-            best_effort=0,
-            waiting_prefill_tokens=0,
-            backlog_s=0.0,
             kv_blocks=1,
             kv_free_blocks=1,
             free_slots=1,
-            surplus=True,
             adapters=list(adapters),
         )
         await self._bus.publish(subjects.digest(ReplicaId("r0")), digest)
@@ -226,18 +217,12 @@ class StandIn:
     async def _end(
         self, running: Running, reason: FinishReason, retry_after_s: float | None = None
     ) -> None:
-        running.verdict = Verdict(
+        running.verdict = made.verdict(
             finish_reason=reason,
             slo_met=not running.relegated,
             relegated=running.relegated,
-            service_class=ServiceClass.STANDARD,
             prompt_tokens=PROMPT_TOKENS,
             output_tokens=len(running.words),
-            attempts=1,
-            ttft_s=None,
-            worst_tbt_s=None,
-            mean_tpot_s=None,
-            ttlt_s=None,
             ended_unix_s=self._clock.unix_s(),
             retry_after_s=retry_after_s,
             thinking_tokens=1

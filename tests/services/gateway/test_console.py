@@ -14,7 +14,7 @@ from shared.console.picture import Picture
 from shared.errors import BusError, NoResponders
 from shared.schemas import Ended, Present
 from tests.services.gateway.http.test_guard import keys_in
-from tests.services.gateway.test_gateway import WITHIN_S, Site, site, until
+from tests.services.gateway.site import WITHIN_S, Site, site, until
 from tests.shared.console.heard import ended
 
 PATHS = ("/console", "/console/picture", "/console/request?key=a.b")

@@ -17,7 +17,7 @@ from shared.schemas import PoolDigest, PoolLane, Roster, RosterAnswer, RosterEnt
 from shared.vocabulary import ReplicaId, Slo
 from tests.chromium import Page, chromium, needs_chromium
 from tests.services.gateway.http.test_guard import keys_in
-from tests.services.gateway.test_gateway import WITHIN_S, Site, site
+from tests.services.gateway.site import WITHIN_S, Site, site
 from tests.shared.console.heard import ack, announce, digest, ended, entry, held, plan
 
 pytestmark = needs_chromium

@@ -24,7 +24,7 @@ from services.gateway.http.headers import (
 )
 from services.gateway.http.slo_headers import SLO_HEADERS
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid
-from tests.services.gateway.test_gateway import WITHIN_S, site, sse
+from tests.services.gateway.site import WITHIN_S, site, sse
 
 BODIES: dict[str, Any] = {
     "/v1/completions": CompletionBody,

@@ -17,7 +17,7 @@ from shared.bus import objects
 from shared.bus.nats import NatsBus, connect
 from shared.bus.objects import ObjectInfo, Objects
 from shared.errors import BusTimeout
-from tests.services.gateway.test_gateway import WITHIN_S, Site, site
+from tests.services.gateway.site import WITHIN_S, Site, site
 
 HEAD = (
     b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"

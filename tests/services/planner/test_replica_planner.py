@@ -1,13 +1,11 @@
 """A replica planner's shell: what its inbox joins, what it declines, and what ends it."""
 
 import asyncio
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
-import structlog
 from msgspec.structs import replace
 
 from services.planner import replica_planner as planners
@@ -37,11 +35,9 @@ from shared.errors import BusError
 from shared.policy import registry
 from shared.process.audit import IDLE_S
 from shared.schemas import (
-    Announce,
     Offer,
     OfferAccepted,
     OfferDeclined,
-    PlanAck,
     PlanRefused,
     Resync,
     ResyncEntry,
@@ -51,53 +47,21 @@ from shared.store.leases import Lease
 from shared.store.presence import Absences
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Off
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import ReplicaId
+from tests import made
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimBus, SimNet
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import run_virtual, virtual
+
+QUIET = True
 
 R = ReplicaId("r")
-ANNOUNCE = Announce(
-    replica=R,
-    incarnation="i",
-    at_unix_s=0.0,
-    model="m",
-    engine="sim",
-    profile="a100-llama3-8b",
-    pool="",
-    kv_blocks=100,
-    block_tokens=16,
-    context_tokens=1000,
-    max_slots=4,
-    epoch=0,
-)
-ACK = PlanAck(replica=R, incarnation="i", epoch=1, plan_seq=1, ack_seq=1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+ANNOUNCE = made.announce(R, max_slots=4)
+ACK = made.ack(replica=R)
 
 
 def offer(n: int) -> Offer:
-    return Offer(
-        key=RequestKey(f"a.{n}"),
-        attempt=1,
-        service_class=ServiceClass.STANDARD,
-        tier="chat",
-        slo=Slo(ttft_s=1.0),
-        importance=1.0,
-        application="",
-        arrived_unix_s=0.0,
-        prompt_tokens=10,
-        max_tokens=10,
-        generated_tokens=0,
-        next_due_unix_s=1e12,
-        expires_unix_s=1e12,
-        session="",
-    )
+    return made.offer(f"a.{n}", next_due_unix_s=1e12, expires_unix_s=1e12)
 
 
 class Asked:
@@ -125,44 +89,56 @@ async def a_seat() -> tuple[ReplicaPlanner, SimBus]:
     return planner, net.connect("worker")
 
 
-def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
-    async def main() -> list[ReplicaEvent | None]:
-        planner, _ = await a_seat()
-        for n in range(10):
-            planner._on_offer(offer(n), Asked())
-        planner._on_acked(ACK, Asked())
-        for n in range(10, 13):
-            planner._on_offer(offer(n), Asked())
-        return [planner._inbox.take() for _ in range(4)]
+async def answer_resyncs(worker: SimBus, page_of: Callable[[Resync], ResyncPage]) -> None:
+    """The worker answers what it holds with these pages."""
 
-    first, ack, second, nothing = run_virtual(main())
-    assert first == Offered([offer(n) for n in range(10)])
-    assert ack == Acked(ACK)
-    assert second == Offered([offer(n) for n in range(10, 13)])
-    assert nothing is None
+    def answer(resync: Resync, call: Call) -> None:
+        replies.append(asyncio.ensure_future(call.reply(page_of(resync))))
+
+    replies: list[asyncio.Future[None]] = []
+    await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
 
 
-def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyPatch):
+async def run_for(planner: ReplicaPlanner, seconds: float) -> None:
+    running = asyncio.create_task(planner.run())
+    await asyncio.sleep(seconds)
+    running.cancel()
+
+
+@virtual()
+async def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
+    planner, _ = await a_seat()
+    for n in range(10):
+        planner._on_offer(offer(n), Asked())
+    planner._on_acked(ACK, Asked())
+    for n in range(10, 13):
+        planner._on_offer(offer(n), Asked())
+    assert [planner._inbox.take() for _ in range(4)] == [
+        Offered([offer(n) for n in range(10)]),
+        Acked(ACK),
+        Offered([offer(n) for n in range(10, 13)]),
+        None,
+    ]
+
+
+@virtual()
+async def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
+    planner, _ = await a_seat()
+    handle = planner.core.handle
 
-    async def main() -> None:
-        planner, _ = await a_seat()
-        handle = planner.core.handle
+    def counted(event: ReplicaEvent, *, now_unix_s: float) -> object:
+        if isinstance(event, Offered):
+            sizes.append(len(event.offers))
+        return handle(event, now_unix_s=now_unix_s)
 
-        def counted(event: ReplicaEvent, *, now_unix_s: float) -> object:
-            if isinstance(event, Offered):
-                sizes.append(len(event.offers))
-            return handle(event, now_unix_s=now_unix_s)
-
-        monkeypatch.setattr(planner.core, "handle", counted)
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(0.1)
-        for n in range(100):  # on one connection, as where one admission places a burst
-            planner._on_offer(offer(n), Asked())
-        await asyncio.sleep(0.1)
-        running.cancel()
-
-    run_virtual(main())
+    monkeypatch.setattr(planner.core, "handle", counted)
+    running = asyncio.create_task(planner.run())
+    await asyncio.sleep(0.1)
+    for n in range(100):  # on one connection, as where one admission places a burst
+        planner._on_offer(offer(n), Asked())
+    await asyncio.sleep(0.1)
+    running.cancel()
     assert sizes == [100]
 
 
@@ -184,48 +160,36 @@ def test_a_full_inbox_declines_offers_and_still_takes_the_answers_to_holds(
     assert run_virtual(main()) == [declined] * 3
 
 
-def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
-    async def main() -> None:
-        planner, worker = await a_seat()
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(0.1)
-        refused = PlanRefused(
-            incarnation="i", epoch=planner.epoch + 1, expected_seq=1, reason="stale"
-        )
-        await worker.publish(subjects.plan_refused(R), refused)
-        with pytest.raises(StaleEpoch, match="was seen on r"):
-            await running
-
-    run_virtual(main())
+@virtual()
+async def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
+    planner, worker = await a_seat()
+    running = asyncio.create_task(planner.run())
+    await asyncio.sleep(0.1)
+    refused = PlanRefused(incarnation="i", epoch=planner.epoch + 1, expected_seq=1, reason="stale")
+    await worker.publish(subjects.plan_refused(R), refused)
+    with pytest.raises(StaleEpoch, match="was seen on r"):
+        await running
 
 
-def test_a_worker_that_reports_requests_without_end_is_not_believed():
+@virtual()
+async def test_a_worker_that_reports_requests_without_end_is_not_believed():
     """Each page says that there are more; the replica planner keeps none beyond the slots, and asks
     anew.
     """
     asked: list[int] = []
-    replies: list[asyncio.Future[None]] = []
 
-    async def main() -> bool:
-        planner, worker = await a_seat()
+    def page_of(resync: Resync) -> ResyncPage:
+        asked.append(resync.page)
+        slot = resync.page % ANNOUNCE.max_slots
+        entry = ResyncEntry(
+            slot=slot, offer=offer(resync.page), computed_tokens=0, generated_tokens=0
+        )
+        return ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[entry], more=True)
 
-        def answer(resync: Resync, call: Call) -> None:
-            asked.append(resync.page)
-            slot = resync.page % ANNOUNCE.max_slots
-            entry = ResyncEntry(
-                slot=slot, offer=offer(resync.page), computed_tokens=0, generated_tokens=0
-            )
-            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[entry], more=True)
-            replies.append(asyncio.ensure_future(call.reply(page)))
-
-        endpoint = Endpoint("resync", subjects.resync(R), Resync, answer)
-        await worker.serve("worker", [endpoint], {})
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(1.0)
-        running.cancel()
-        return planner.core.synced
-
-    assert not run_virtual(main())
+    planner, worker = await a_seat()
+    await answer_resyncs(worker, page_of)
+    await run_for(planner, 1.0)
+    assert not planner.core.synced
     assert asked[:6] == [0, 1, 2, 3, 4, 0]
     assert max(asked) == ANNOUNCE.max_slots
 
@@ -257,65 +221,45 @@ def test_a_worker_that_reports_what_it_cannot_hold_is_not_believed(
     assert misreported(ANNOUNCE, found) == reason
 
 
-def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
-    replies: list[asyncio.Future[None]] = []
-
-    async def main() -> tuple[int, int]:
-        planner, worker = await a_seat()
-
-        def answer(resync: Resync, call: Call) -> None:
-            entries = [
-                ResyncEntry(
-                    slot=slot,
-                    offer=replace(offer(slot), prompt_tokens=90, generated_tokens=2),
-                    generated_tokens=2,
-                    computed_tokens=91,
-                    draft_tokens=91,
-                )
-                for slot in range(2)
-            ]
-            page = ResyncPage(
-                announce=replace(ANNOUNCE, draft_kv_blocks=50), next_seq=1, ack_seq=0,
-                entries=entries, more=False, shared_blocks=5, draft_shared_blocks=4,
-            )  # fmt: skip
-            replies.append(asyncio.ensure_future(call.reply(page)))
-
-        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(0.1)
-        running.cancel()
-        table = planner.core._table
-        return table.kv.shared, table.draft_kv.shared
-
-    assert run_virtual(main()) == (5, 4)
+@virtual()
+async def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> None:
+    entries = [
+        ResyncEntry(
+            slot=slot,
+            offer=replace(offer(slot), prompt_tokens=90, generated_tokens=2),
+            generated_tokens=2,
+            computed_tokens=91,
+            draft_tokens=91,
+        )
+        for slot in range(2)
+    ]
+    page = ResyncPage(
+        announce=replace(ANNOUNCE, draft_kv_blocks=50), next_seq=1, ack_seq=0,
+        entries=entries, more=False, shared_blocks=5, draft_shared_blocks=4,
+    )  # fmt: skip
+    planner, worker = await a_seat()
+    await answer_resyncs(worker, lambda _: page)
+    await run_for(planner, 0.1)
+    table = planner.core._table
+    assert (table.kv.shared, table.draft_kv.shared) == (5, 4)
 
 
-def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
-    replies: list[asyncio.Future[None]] = []
+@virtual()
+async def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
+    page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
+    planner, worker = await a_seat()
+    request, refusals = planner._bus.request, [BusError("the connection takes no more")]
 
-    async def main() -> bool:
-        planner, worker = await a_seat()
-        request, refusals = planner._bus.request, [BusError("the connection takes no more")]
+    async def once_in_vain(*args: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await request(*args, **options)
 
-        async def once_in_vain(*args: Any, **options: Any) -> Any:
-            if refusals:
-                raise refusals.pop()
-            return await request(*args, **options)
-
-        planner._bus.request = once_in_vain  # type: ignore[method-assign]
-
-        def answer(resync: Resync, call: Call) -> None:
-            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
-            replies.append(asyncio.ensure_future(call.reply(page)))
-
-        await worker.serve("worker", [Endpoint("resync", subjects.resync(R), Resync, answer)], {})
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(5.0)
-        running.cancel()
-        assert not refusals
-        return planner.core.synced
-
-    assert run_virtual(main())
+    planner._bus.request = once_in_vain  # type: ignore[method-assign]
+    await answer_resyncs(worker, lambda _: page)
+    await run_for(planner, 5.0)
+    assert not refusals
+    assert planner.core.synced
 
 
 def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
@@ -340,40 +284,37 @@ def test_an_offer_of_which_nothing_is_left_is_declined() -> None:
     assert isinstance(answer, Answer) and isinstance(answer.answer, OfferDeclined)
 
 
-def test_another_profile_ends_the_seat():
-    async def main() -> None:
-        planner, _ = await a_seat()
-        running = asyncio.create_task(planner.run())
-        await asyncio.sleep(0.1)
-        planner.heard(replace(ANNOUNCE, profile="another"))
-        with pytest.raises(StaleEpoch, match="another profile"):
-            await running
-
-    run_virtual(main())
-
-
-def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others():
-    async def main() -> tuple[int, list[str], list[str]]:
-        net = SimNet(Random(1), Faults())
-        planner = Planner(
-            PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Off(), Random(2)
-        )
-        worker, stop = net.connect("worker"), asyncio.Event()
-        running = asyncio.create_task(planner.run(stop))
-
-        async def announce(seconds: float) -> None:
-            for _ in range(int(seconds * 4)):
-                await worker.publish(subjects.announce(R), ANNOUNCE)
-                await asyncio.sleep(0.25)
-
-        await announce(2.0)
-        core = planner._planners[R].core
-        core._slots.give_back(0)
-        core._slots.retire(0, 1)  # the slot is free and is not
-        before = len(planner._planners)
-        await announce(IDLE_S)
-        stop.set()
+@virtual()
+async def test_another_profile_ends_the_seat():
+    planner, _ = await a_seat()
+    running = asyncio.create_task(planner.run())
+    await asyncio.sleep(0.1)
+    planner.heard(replace(ANNOUNCE, profile="another"))
+    with pytest.raises(StaleEpoch, match="another profile"):
         await running
-        return before, [type(error).__name__ for error in planner.broken], list(planner._shunned)
 
-    assert run_virtual(main()) == (1, ["ExceptionGroup"], [R])
+
+@virtual()
+async def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others():
+    net = SimNet(Random(1), Faults())
+    planner = Planner(
+        PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Off(), Random(2)
+    )
+    worker, stop = net.connect("worker"), asyncio.Event()
+    running = asyncio.create_task(planner.run(stop))
+
+    async def announce(seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            await worker.publish(subjects.announce(R), ANNOUNCE)
+            await asyncio.sleep(0.25)
+
+    await announce(2.0)
+    core = planner._planners[R].core
+    core._slots.give_back(0)
+    core._slots.retire(0, 1)  # the slot is free and is not
+    assert list(planner._planners) == [R]
+    await announce(IDLE_S)
+    stop.set()
+    await running
+    assert [type(error) for error in planner.broken] == [ExceptionGroup]
+    assert list(planner._shunned) == [R]

@@ -1,13 +1,10 @@
 """Relegation's shell and its timers: a request expires at its instant, live as simulated."""
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from random import Random
 
 import msgspec
 import pytest
-import structlog
 
 from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation
@@ -15,37 +12,26 @@ from shared.core.relegation.relegation import Expire, Queued, RelegationCore
 from shared.core.tick import Tick
 from shared.schemas import Record
 from shared.telemetry.telemetry import Off
-from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
+from shared.vocabulary import FinishReason, ServiceClass, Slo
+from tests import made
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.process import EPOCH_UNIX_S
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import run_virtual, virtual
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+QUIET = True
 
 
 def relegated(name: str, expires_unix_s: float) -> Record:
-    return Record(
-        key=RequestKey(f"default.{name}"),
-        body_key="b",
+    return made.record(
+        f"default.{name}",
         owner="admission",
         state="relegated",
         attempt=1,
-        tier="chat",
-        application="",
         service_class=ServiceClass.BEST_EFFORT,
         slo=Slo(ttft_s=0.3),
-        importance=1.0,
-        session="",
         arrived_unix_s=EPOCH_UNIX_S,
         expires_unix_s=expires_unix_s,
-        prompt_tokens=10,
-        max_tokens=10,
         stream_subject="slo.v1.stream.x",
     )
 
@@ -90,49 +76,44 @@ def test_a_request_expires_at_its_instant_live_as_simulated():
         assert record.verdict.ended_unix_s == pytest.approx(simulated_unix_s(record), abs=1e-6)
 
 
-def test_a_record_that_is_damaged_when_it_expires_is_not_waited_for():
-    async def main() -> float:
-        net = SimNet(Random(1), Faults())
-        record = relegated("q0", EPOCH_UNIX_S + 8.0)
-        revision = net.requests.create(
-            f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
-        )
-        service = Relegation(
-            RelegationConfig(list_s=6.0), net.connect("a"), net.clock, Off(), Random(2)
-        )
-        stop = asyncio.Event()
-        running = asyncio.create_task(service.run(stop))
-        await asyncio.sleep(7.5)  # it is listed
-        net.requests.update(f"s.{record.key}", b"?", revision, None, now_s=net.loop.time())
+@virtual()
+async def test_a_record_that_is_damaged_when_it_expires_is_not_waited_for():
+    net = SimNet(Random(1), Faults())
+    record = relegated("q0", EPOCH_UNIX_S + 8.0)
+    revision = net.requests.create(
+        f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
+    )
+    service = Relegation(
+        RelegationConfig(list_s=6.0), net.connect("a"), net.clock, Off(), Random(2)
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(service.run(stop))
+    await asyncio.sleep(7.5)  # it is listed
+    net.requests.update(f"s.{record.key}", b"?", revision, None, now_s=net.loop.time())
+    await asyncio.sleep(1.0)
+    began_s = net.loop.time()
+    stop.set()  # steps under way are waited for, for drain_s at most
+    await running
+    assert net.loop.time() - began_s < RelegationConfig().drain_s / 2
+
+
+@virtual()
+async def test_without_the_lease_nothing_expires_and_with_it_everything_that_is_due_does():
+    net = SimNet(Random(1), Faults())
+    record = relegated("q0", EPOCH_UNIX_S + 2.0)
+    net.requests.create(
+        f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
+    )
+    held = net.leases.create("relegation", b"another", 3.0, now_s=net.loop.time())
+    service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Off(), Random(2))
+    stop = asyncio.Event()
+    running = asyncio.create_task(service.run(stop))
+    for _ in range(5):
         await asyncio.sleep(1.0)
-        began_s = net.loop.time()
-        stop.set()  # steps under way are waited for, for drain_s at most
-        await running
-        return net.loop.time() - began_s
-
-    assert run_virtual(main()) < RelegationConfig().drain_s / 2
-
-
-def test_without_the_lease_nothing_expires_and_with_it_everything_that_is_due_does():
-    async def main() -> tuple[Record, Record]:
-        net = SimNet(Random(1), Faults())
-        record = relegated("q0", EPOCH_UNIX_S + 2.0)
-        net.requests.create(
-            f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
-        )
-        held = net.leases.create("relegation", b"another", 3.0, now_s=net.loop.time())
-        service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Off(), Random(2))
-        stop = asyncio.Event()
-        running = asyncio.create_task(service.run(stop))
-        for _ in range(5):
-            await asyncio.sleep(1.0)
-            held = net.leases.update("relegation", b"another", held, 3.0, now_s=net.loop.time())
-        standing_by = stored(net, "q0")
-        await asyncio.sleep(6.0)
-        stop.set()
-        await running
-        return standing_by, stored(net, "q0")
-
-    before, after = run_virtual(main())
-    assert before.verdict is None
-    assert after.verdict is not None and after.verdict.finish_reason is FinishReason.EXPIRED
+        held = net.leases.update("relegation", b"another", held, 3.0, now_s=net.loop.time())
+    assert stored(net, "q0").verdict is None
+    await asyncio.sleep(6.0)
+    stop.set()
+    await running
+    verdict = stored(net, "q0").verdict
+    assert verdict is not None and verdict.finish_reason is FinishReason.EXPIRED

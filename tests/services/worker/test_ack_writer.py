@@ -2,12 +2,10 @@
 
 import asyncio
 import itertools
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
-import structlog
 
 from services.worker import service as worker
 from services.worker.ack_writer import AckWriter, FencedError
@@ -26,19 +24,15 @@ from shared.store.records import Records, Stored
 from shared.telemetry.telemetry import Off
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
-from tests.fleet.protocol.world import Scene, run
+from tests.fleet.protocol.scene import Scene
+from tests.fleet.protocol.world import run
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
+
+QUIET = True
 
 NO_STORE = Faults(store_lost=1.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 class Serving:
@@ -74,49 +68,40 @@ class Serving:
             await self.task
 
 
-def test_a_worker_whose_log_does_not_answer_yet_waits_for_it() -> None:
+@virtual()
+async def test_a_worker_whose_log_does_not_answer_yet_waits_for_it() -> None:
     """It does not end: its engine may have taken minutes to load."""
-
-    async def main() -> list[float]:
-        serving = Serving()
-        serving.net.faults = NO_STORE
-        await serving.begin()
-        await asyncio.sleep(10.0)
-        serving.net.faults = Faults()
-        await asyncio.sleep(10.0)
-        await serving.end()
-        return serving.heard_s
-
-    heard_s = run_virtual(main())
-    assert heard_s[0] > 10.0
+    serving = Serving()
+    serving.net.faults = NO_STORE
+    await serving.begin()
+    await asyncio.sleep(10.0)
+    serving.net.faults = Faults()
+    await asyncio.sleep(10.0)
+    await serving.end()
+    assert serving.heard_s[0] > 10.0
 
 
-def test_a_worker_whose_log_takes_no_writes_yet_obeys_all_the_same() -> None:
-    async def main() -> list[float]:
-        serving = Serving()
-        serving.net.fill(1000.0)
-        await serving.begin()
-        await asyncio.sleep(10.0)
-        await serving.end()
-        return serving.heard_s
-
-    assert not run_virtual(main())
+@virtual()
+async def test_a_worker_whose_log_takes_no_writes_yet_obeys_all_the_same() -> None:
+    serving = Serving()
+    serving.net.fill(1000.0)
+    await serving.begin()
+    await asyncio.sleep(10.0)
+    await serving.end()
+    assert not serving.heard_s
 
 
-def test_a_worker_whose_log_does_not_answer_goes_on_announcing_itself() -> None:
-    async def main() -> list[float]:
-        serving = Serving()
-        await serving.begin()
-        await asyncio.sleep(5.0)
-        serving.net.faults = NO_STORE
-        await asyncio.sleep(20.0)
-        serving.net.faults = Faults()
-        await serving.end()
-        return serving.heard_s
-
-    heard_s = run_virtual(main())
-    assert heard_s[-1] > 24.0
-    gaps_s = [after - before for before, after in itertools.pairwise(heard_s)]
+@virtual()
+async def test_a_worker_whose_log_does_not_answer_goes_on_announcing_itself() -> None:
+    serving = Serving()
+    await serving.begin()
+    await asyncio.sleep(5.0)
+    serving.net.faults = NO_STORE
+    await asyncio.sleep(20.0)
+    serving.net.faults = Faults()
+    await serving.end()
+    assert serving.heard_s[-1] > 24.0
+    gaps_s = [after - before for before, after in itertools.pairwise(serving.heard_s)]
     assert max(gaps_s) < 2.0  # admission takes a worker to be lost after three
 
 
@@ -164,123 +149,109 @@ LOG = subjects.ack_log(ReplicaId("r1"))
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_server_that_is_behind_does_not_fence_a_writer_whose_append_was_unanswered(
+@virtual()
+async def test_a_server_that_is_behind_does_not_fence_a_writer_whose_append_was_unanswered(
     stored: bool,
 ) -> None:
-    async def main() -> list[str]:
-        behind = Behind()
-        one = behind.writer("a")
-        behind.fall_behind(reads=0)
-        await one.register()
-        behind.reads_behind, behind.unanswered = 3, [stored]
-        async with asyncio.timeout(60.0):
-            await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
-        assert not one.waits
-        assert not await one.fenced()
-        return behind.written()
-
-    assert run_virtual(main()) == ["a", "a"]
+    behind = Behind()
+    one = behind.writer("a")
+    behind.fall_behind(reads=0)
+    await one.register()
+    behind.reads_behind, behind.unanswered = 3, [stored]
+    async with asyncio.timeout(60.0):
+        await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+    assert not one.waits
+    assert not await one.fenced()
+    assert behind.written() == ["a", "a"]
 
 
-def test_a_server_that_is_behind_does_not_fence_a_writer_that_has_just_registered() -> None:
-    async def main() -> list[bool]:
-        behind = Behind()
-        await behind.writer("a").register()
-        behind.fall_behind(reads=0)
-        other = behind.writer("b")
-        await other.register()
-        behind.reads_behind = 1
-        return [await other.fenced(), await other.fenced()]
-
-    assert run_virtual(main()) == [False, False]
+@virtual()
+async def test_a_server_that_is_behind_does_not_fence_a_writer_that_has_just_registered() -> None:
+    behind = Behind()
+    await behind.writer("a").register()
+    behind.fall_behind(reads=0)
+    other = behind.writer("b")
+    await other.register()
+    behind.reads_behind = 1
+    assert [await other.fenced(), await other.fenced()] == [False, False]
 
 
-def test_a_writer_registers_also_where_the_server_is_behind() -> None:
-    async def main() -> list[str]:
-        behind = Behind()
-        behind.fall_behind(reads=0)
-        await behind.writer("a").register()
-        behind.reads_behind = 5
-        async with asyncio.timeout(60.0):
-            await behind.writer("b").register()
-        return behind.written()
-
-    assert run_virtual(main()) == ["a", "b"]
+@virtual()
+async def test_a_writer_registers_also_where_the_server_is_behind() -> None:
+    behind = Behind()
+    behind.fall_behind(reads=0)
+    await behind.writer("a").register()
+    behind.reads_behind = 5
+    async with asyncio.timeout(60.0):
+        await behind.writer("b").register()
+    assert behind.written() == ["a", "b"]
 
 
 @pytest.mark.parametrize("unanswered", [[], [False], [False, False]])
-def test_a_writer_that_is_fenced_notices_although_the_server_is_behind(
+@virtual()
+async def test_a_writer_that_is_fenced_notices_although_the_server_is_behind(
     unanswered: list[bool],
 ) -> None:
-    async def main() -> list[str]:
-        behind = Behind()
-        one = behind.writer("a")
-        await one.register()
-        behind.fall_behind(reads=0)
-        await behind.writer("b").register()
-        behind.reads_behind, behind.unanswered = 3, unanswered
-        async with asyncio.timeout(60.0):
-            with pytest.raises(FencedError):
-                await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
-        assert not behind.reads_behind
-        assert await one.fenced()
-        return behind.written()
-
-    assert run_virtual(main()) == ["a", "b"]
+    behind = Behind()
+    one = behind.writer("a")
+    await one.register()
+    behind.fall_behind(reads=0)
+    await behind.writer("b").register()
+    behind.reads_behind, behind.unanswered = 3, unanswered
+    async with asyncio.timeout(60.0):
+        with pytest.raises(FencedError):
+            await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+    assert not behind.reads_behind
+    assert await one.fenced()
+    assert behind.written() == ["a", "b"]
 
 
-def test_a_writer_is_fenced_where_its_log_was_made_anew() -> None:
+@virtual()
+async def test_a_writer_is_fenced_where_its_log_was_made_anew() -> None:
     """It must register again: nothing that it wrote is there."""
-
-    async def main() -> list[str]:
-        behind = Behind()
-        one = behind.writer("a")
-        await one.register()
-        behind.net.acks.trim(LOG, below=1 << 30)
-        async with asyncio.timeout(60.0):
-            with pytest.raises(FencedError):
-                await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
-            await behind.writer("b").register()
-        return behind.written()
-
-    assert run_virtual(main()) == ["b"]
+    behind = Behind()
+    one = behind.writer("a")
+    await one.register()
+    behind.net.acks.trim(LOG, below=1 << 30)
+    async with asyncio.timeout(60.0):
+        with pytest.raises(FencedError):
+            await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
+        await behind.writer("b").register()
+    assert behind.written() == ["b"]
 
 
-def test_a_full_log_is_trimmed_once_no_request_needs_its_older_entries() -> None:
+@virtual()
+async def test_a_full_log_is_trimmed_once_no_request_needs_its_older_entries() -> None:
     """Its writer could not trim it before. A snapshot comes after an ack, which had no room."""
+    behind = Behind()
+    append, needed = behind.net.acks.append, True
 
-    async def main() -> list[str]:
-        behind = Behind()
-        append, needed = behind.net.acks.append, True
+    def bounded(subject: str, payload: bytes, expected_last: int) -> int:
+        if len(behind.net.acks.read(LOG, 0)) >= 4:
+            raise StoreFull("the log is full")
+        return append(subject, payload, expected_last)
 
-        def bounded(subject: str, payload: bytes, expected_last: int) -> int:
-            if len(behind.net.acks.read(LOG, 0)) >= 4:
-                raise StoreFull("the log is full")
-            return append(subject, payload, expected_last)
+    behind.net.acks.append = bounded  # type: ignore[method-assign]
+    await behind.writer("a").register()
+    one = behind.writer("b")
+    opened = one._records.open
 
-        behind.net.acks.append = bounded  # type: ignore[method-assign]
-        await behind.writer("a").register()
-        one = behind.writer("b")
-        opened = one._records.open
+    async def of_an_earlier_life() -> Sequence[Stored]:
+        if needed:
+            raise BusTimeout("no answer")  # who knows
+        return await opened()
 
-        async def of_an_earlier_life() -> Sequence[Stored]:
-            if needed:
-                raise BusTimeout("no answer")  # who knows
-            return await opened()
-
-        one._records.open = of_an_earlier_life  # type: ignore[method-assign]
-        await one.register()
-        page = Snapshot(incarnation="b", entries=[], overs=[])
-        await one._snapshot([page, page])
-        waiting = asyncio.create_task(one._append(page))
-        await asyncio.sleep(30.0)
-        assert one.waits and not waiting.done()
-        needed = False
-        async with asyncio.timeout(30.0):
-            await waiting
-        return behind.written()
-
-    assert run_virtual(main()) == ["b", "b", "b"]
+    one._records.open = of_an_earlier_life  # type: ignore[method-assign]
+    await one.register()
+    page = Snapshot(incarnation="b", entries=[], overs=[])
+    await one._snapshot([page, page])
+    waiting = asyncio.create_task(one._append(page))
+    await asyncio.sleep(30.0)
+    assert one.waits and not waiting.done()
+    needed = False
+    async with asyncio.timeout(30.0):
+        await waiting
+    assert behind.written() == ["b", "b", "b"]
 
 
 def test_acks_of_many_bytes_are_replaced_by_a_snapshot_before_they_are_many(

@@ -27,7 +27,7 @@ from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
 from shared.vocabulary import FinishReason
 from tests.fleet.processes import children_of, gone, wait_for
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
 
 TORCH = WorkerConfig(engine="torch", profile_s=0.0, kv_blocks=64, max_slots=8)
 WITHIN_S = 300.0  # the longest that a busy machine may take for anything
@@ -203,27 +203,24 @@ async def test_an_engine_that_hangs_is_ended_and_its_worker_told_the_cause() -> 
         assert raised.value.in_turn
 
 
-def test_the_watchdog_counts_what_was_asked_and_beats_alone() -> None:
+@virtual()
+async def test_the_watchdog_counts_what_was_asked_and_beats_alone() -> None:
     """An engine may be idle for ever, may take 20 times its prediction, and is given the time that
     its worker was stopped.
     """
-
-    async def story() -> list[float]:
-        now_s, ended = asyncio.get_running_loop().time, list[float]()
-        watchdog = Watchdog(30.0, lambda: ended.append(now_s()))
-        await asyncio.sleep(1000.0)
-        for predicted_s in (0.1, 10.0):
-            watchdog.asked(predicted_s)
-            await asyncio.sleep(20 * predicted_s + 27.0 if predicted_s < 1.0 else 199.0)
-            watchdog.answered()
-        assert ended == []
-        asked_s = now_s()
-        watchdog.asked(0.1)
-        await asyncio.sleep(100.0)
-        return [at_s - asked_s for at_s in ended]
-
-    (after_s,) = run_virtual(story())
-    assert 30.0 <= after_s <= 32.0
+    now_s, ended = asyncio.get_running_loop().time, list[float]()
+    watchdog = Watchdog(30.0, lambda: ended.append(now_s()))
+    await asyncio.sleep(1000.0)
+    for predicted_s in (0.1, 10.0):
+        watchdog.asked(predicted_s)
+        await asyncio.sleep(20 * predicted_s + 27.0 if predicted_s < 1.0 else 199.0)
+        watchdog.answered()
+    assert ended == []
+    asked_s = now_s()
+    watchdog.asked(0.1)
+    await asyncio.sleep(100.0)
+    (ended_s,) = ended
+    assert 30.0 <= ended_s - asked_s <= 32.0
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 are grouped.
 """
 
-import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -110,21 +109,6 @@ def test_after_a_stop_nothing_more_is_said_and_slots_are_apart() -> None:
     processor.close(SLOT)
     processor.open(SLOT, Sampling())
     assert processor.say(SLOT, TOKENIZER.encode("END")).text == "END"
-
-
-def test_how_long_a_token_takes_to_say() -> None:
-    tokens = TOKENIZER.encode("plain words, one after the other. " * 300)
-    for name, sampling in {
-        "no stop": Sampling(),
-        "two stops": Sampling(stop=["\n\n", "and"]),
-    }.items():
-        processor = OutputProcessor(TOKENIZER)
-        processor.open(SLOT, sampling)
-        began_s = time.perf_counter()
-        for token in tokens:
-            processor.say(SLOT, (token,))
-        each_us = (time.perf_counter() - began_s) / len(tokens) * 1e6
-        print(f"processor, {name}: {each_us:.2f} us per token")
 
 
 @given(texts, stops, cuts, st.integers(0, 60))

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.worker.core.worker import WorkerCore
-from services.worker.engine import Done, EngineFacts, EngineState, Outcome, RefusedError
+from services.worker.engine import Done, EngineState, Outcome, RefusedError
 from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
 from shared.columns import pack, unpack_list
@@ -12,25 +11,20 @@ from shared.core.replica.replica import ReplicaCore
 from shared.core.worker.step import Finished, Load, Ran, Work
 from shared.policy import registry
 from shared.schemas import (
-    Announce,
     BatchPlan,
     Body,
-    Hold,
-    OfferAccepted,
-    Record,
     Sampling,
     Selection,
 )
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
-    RecordState,
     ReplicaId,
     RequestKey,
-    ServiceClass,
     Slo,
     Slot,
 )
+from tests import made
 from tests.shared.policy.views import Linear
 
 NOW, PROMPT = 1000.0, 40
@@ -44,7 +38,7 @@ class Picky:
     """
 
     REFUSED, HOPELESS, CACHED, FORMATTED, SPECULATING = 7, 8, 9, 10, 11
-    facts = EngineFacts("picky", "m", "p", 64, 16, 256, 8, 300, frozenset())
+    facts = made.engine_facts(engine="picky", profile="p")
 
     def __init__(self) -> None:
         self.loads: dict[Slot, Load] = {}
@@ -88,26 +82,15 @@ class Picky:
 
 class Worker:
     def __init__(self, *kinds: int) -> None:
-        self.core = WorkerCore(
-            ReplicaId("r1"), "i1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8
-        )
-        self.core.resync(1, 1)
+        self.core = made.worker_core(incarnation="i1", kv_blocks=64, context_tokens=256)
         self.engine, self.processor = Picky(), OutputProcessor(Tokenizer.builtin())
         self.ran = Ran([], 0.0)  # the newest turn
         for slot, kind in enumerate(kinds):
             key = RequestKey(f"t.{slot}")
-            record = Record(
-                key=key,
-                body_key="",
-                owner="a",
-                state=RecordState.ACTIVE,
+            record = made.record(
+                key,
                 attempt=1,
-                service_class=ServiceClass.STANDARD,
-                tier="t",
                 slo=Slo(ttlt_s=60.0),
-                importance=1.0,
-                application="",
-                session="",
                 arrived_unix_s=NOW,
                 expires_unix_s=NOW + 60,
                 prompt_tokens=PROMPT,
@@ -117,27 +100,23 @@ class Worker:
                 incarnation="i1",
             )
             body = Body(prompt=pack([kind, *[65] * (PROMPT - 1)]), sampling=Sampling(max_tokens=8))
-            assert (
-                self.core.hold(
-                    Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1),
-                    record,
-                    body,
-                    now_unix_s=0.0,
-                )
-                == OfferAccepted()
-            )
+            made.hold(self.core, slot, record, body)
 
     def run(
         self, *entries: tuple[int, int], preempted: Sequence[int] = (), drafts: bool = False
     ) -> Finished:
         column = pack([2] * len(entries))
-        plan = BatchPlan(
-            replica=ReplicaId("r1"), incarnation="i1", epoch=1, sync=1, seq=self.core.next_seq,
-            slots=pack([slot for slot, _ in entries]),
-            caps=pack([cap for _, cap in entries]), predicted_s=0.0, preempted=pack(preempted),
+        plan = made.plan(
+            [slot for slot, _ in entries],
+            [cap for _, cap in entries],
+            incarnation="i1",
+            seq=self.core.next_seq,
+            predicted_s=0.0,
+            preempted=pack(preempted),
             selection=Selection(method="chain", depth=column, width=column, budget_tokens=64)
-            if drafts else None,
-        )  # fmt: skip
+            if drafts
+            else None,
+        )
         return self.obey(plan)
 
     def obey(self, plan: BatchPlan) -> Finished:
@@ -212,11 +191,15 @@ def test_a_request_that_fails_behind_a_cached_prefix_costs_its_replica_no_resync
     """Its chunk of 8 computes all 40 tokens of its prompt, since 32 are in the cache."""
     worker = Worker(Picky.FORMATTED)
     planner = ReplicaCore(registry.make("fcfs", {"chunk_tokens": "8"}), Linear(), epoch=1)
-    announce = Announce(
-        replica=ReplicaId("r1"), incarnation="i1", at_unix_s=NOW, model="m", engine="e",
-        profile="p", pool="", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8,
+    announce = made.announce(
+        incarnation="i1",
+        at_unix_s=NOW,
+        engine="e",
+        profile="p",
+        kv_blocks=64,
+        context_tokens=256,
         epoch=1,
-    )  # fmt: skip
+    )
     core = worker.core
     synced = Synced(announce, 1, core.next_seq, core.ack_seq, core.entries())
     plan, *_ = (

@@ -3,23 +3,19 @@
 import pytest
 
 from services.worker.config import WorkerConfig
-from services.worker.core.worker import WorkerCore
 from services.worker.engines.make import sim_facts
 from services.worker.metrics import WorkerMetrics
 from shared.columns import pack
 from shared.core.worker.step import Finished, Ran, TurnDone
-from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, Record, Sampling
+from shared.schemas import Body, Sampling
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
-    RecordState,
     ReplicaId,
-    RequestKey,
-    ServiceClass,
-    Slo,
 )
+from tests import made
 
 R1 = ReplicaId("r1")
 ARRIVED = 1000.0
@@ -32,49 +28,32 @@ class Bench:
         self.registry = Registry()
         facts = sim_facts(WorkerConfig(), Tokenizer.builtin())
         self.metrics = WorkerMetrics(self.registry, R1, facts, None)
-        self.core = WorkerCore(
-            R1, "i", kv_blocks=100, block_tokens=16, context_tokens=1000, max_slots=8
-        )
-        self.core.resync(1, 1)
+        self.core = made.worker_core()
         self.cached = 0  # positions that each prefill finds in a prefix cache
 
     def hold(self, slot: int, prompt_tokens: int, name: str = "a") -> None:
-        record = Record(
-            key=RequestKey(f"t.{name}{slot}"),
-            body_key="b",
+        record = made.record(
+            f"t.{name}{slot}",
             owner="o",
-            state=RecordState.ACTIVE,
             attempt=1,
-            service_class=ServiceClass.STANDARD,
-            tier="chat",
-            slo=Slo(ttft_s=1.0),
-            importance=1.0,
-            application="",
-            session="",
             arrived_unix_s=ARRIVED,
-            expires_unix_s=1e12,
             prompt_tokens=prompt_tokens,
             max_tokens=4,
-            stream_subject="s",
             replica=R1,
             incarnation="i",
         )
-        hold = Hold(key=record.key, attempt=1, slot=slot, epoch=1, sync=1)
         body = Body(prompt=pack([1] * prompt_tokens), sampling=Sampling(max_tokens=4))
-        assert isinstance(self.core.hold(hold, record, body, now_unix_s=ARRIVED), OfferAccepted)
+        made.hold(self.core, slot, record, body, now_unix_s=ARRIVED)
         self.metrics.held(slot, record)
 
     def run(
         self, caps: dict[int, int], began_s: float, ended_s: float, *, preempt: bytes = b""
     ) -> Finished:
-        plan = BatchPlan(
+        plan = made.plan(
+            list(caps),
+            list(caps.values()),
             replica=R1,
-            incarnation="i",
-            epoch=1,
-            sync=1,
             seq=self.core.next_seq,
-            slots=pack(list(caps)),
-            caps=pack(list(caps.values())),
             predicted_s=0.5,
             preempted=preempt,
         )

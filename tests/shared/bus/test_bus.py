@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec import Struct
 
-from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint, RefusedError
+from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint, RefusedError, Subscription
 from shared.bus.nats import NatsBus, connect
 from shared.errors import BusTimeout, NoResponders, PeerError, WrongSequence
 from shared.schemas import Attach, Cancel, LeaseValue, Refused
@@ -76,6 +76,12 @@ class Replies:
         await asyncio.gather(*self._tasks)
 
 
+async def serve(
+    bus: Bus, subject: str, handle: Callable[[Any, Call], None], queue: str = "", kind: Any = Echo
+) -> Subscription:
+    return await bus.serve("tests", [Endpoint("tests", subject, kind, handle, queue=queue)], {})
+
+
 # ---------------------------------------------------------------- messages
 
 
@@ -89,9 +95,7 @@ async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
         calls.append(call)
         replies.later(call, Echo(text=msg.text.upper(), number=msg.number + 1))
 
-    await one.serve(
-        "tests", [Endpoint("echo", f"t.{unique}", Echo, on_echo, queue="tests")], {"site": "here"}
-    )
+    await serve(one, f"t.{unique}", on_echo, "tests")
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     answer = await two.request(
         f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=WITHIN_S, headers=headers
@@ -158,15 +162,7 @@ async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(
 ) -> None:
     one, two = bus_pair
     seen: list[Attach] = []
-    await one.serve(
-        "tests",
-        [
-            Endpoint(
-                "attach", f"t.{unique}.a", Attach, lambda msg, call: seen.append(msg), queue="tests"
-            )
-        ],
-        {},
-    )
+    await serve(one, f"t.{unique}.a", lambda msg, call: seen.append(msg), "tests", Attach)
     await one.subscribe(f"t.{unique}.b", Attach, lambda msg, call: seen.append(msg))
     for subject in (f"t.{unique}.a", f"t.{unique}.b"):
         with pytest.raises(RefusedError) as caught:
@@ -210,28 +206,13 @@ async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_every
     grouped: list[int] = []
     everywhere: list[int] = []
     for bus in bus_pair:
-        await bus.serve(
-            "tests",
-            [
-                Endpoint(
-                    "grouped",
-                    f"t.{unique}.g",
-                    Echo,
-                    lambda msg, call: grouped.append(msg.number),
-                    queue="tests",
-                ),
-                Endpoint(
-                    "everywhere",
-                    f"t.{unique}.e",
-                    Echo,
-                    lambda msg, call: everywhere.append(msg.number),
-                ),
-            ],
-            {},
-        )
-        await bus.subscribe(
-            f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="others"
-        )
+        await serve(bus, f"t.{unique}.e", lambda msg, call: everywhere.append(msg.number))
+
+        def hear(msg: Echo, call: Call) -> None:
+            grouped.append(msg.number)
+
+        await serve(bus, f"t.{unique}.g", hear, "tests")
+        await bus.subscribe(f"t.{unique}.g", Echo, hear, queue="others")
     for number in range(100):
         await two.publish(f"t.{unique}.g", Echo(text="", number=number))
         await two.publish(f"t.{unique}.e", Echo(text="", number=number))
@@ -246,24 +227,8 @@ async def test_stopping_hands_over_what_was_received_and_touches_no_other_servic
 ) -> None:
     one, two = bus_pair
     replies, seen = Replies(), list[int]()
-    await one.serve(
-        "others",
-        [
-            Endpoint(
-                "echo", f"t.{unique}.o", Echo, lambda msg, call: replies.later(call, msg), queue="q"
-            )
-        ],
-        {},
-    )
-    mine = await one.serve(
-        "tests",
-        [
-            Endpoint(
-                "echo", f"t.{unique}.m", Echo, lambda msg, call: seen.append(msg.number), queue="q"
-            )
-        ],
-        {},
-    )
+    await serve(one, f"t.{unique}.o", lambda msg, call: replies.later(call, msg), "q")
+    mine = await serve(one, f"t.{unique}.m", lambda msg, call: seen.append(msg.number), "q")
     for number in range(200):
         await two.publish(f"t.{unique}.m", Echo(text="", number=number))
     await two.flush(WITHIN_S)
@@ -271,9 +236,8 @@ async def test_stopping_hands_over_what_was_received_and_touches_no_other_servic
     assert seen == list(range(200))
     with pytest.raises(NoResponders):
         await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=WITHIN_S)
-    assert await two.request(
-        f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=WITHIN_S
-    ) == Echo(text="still here")
+    here = Echo(text="still here")
+    assert await two.request(f"t.{unique}.o", here, Echo, timeout_s=WITHIN_S) == here
     await replies.done()
 
 
@@ -426,9 +390,8 @@ async def test_a_scan_lists_the_living_keys_under_a_prefix(bus_pair: BusPair, un
 async def test_a_scan_of_thousands_of_keys_misses_none(bus_pair: BusPair, unique: str) -> None:
     keys = [f"s.{unique}.{n}" for n in range(2500)]
     for start in range(0, len(keys), 500):
-        await asyncio.gather(
-            *(bus_pair[0].requests.create(key, b"x" * 200) for key in keys[start : start + 500])
-        )
+        some = keys[start : start + 500]
+        await asyncio.gather(*(bus_pair[0].requests.create(key, b"x" * 200) for key in some))
     found = await bus_pair[1].requests.scan(f"s.{unique}.")
     assert sorted(key for key, _ in found) == sorted(keys)
 
@@ -458,11 +421,8 @@ async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(
 
     last = 0
     for _ in range(5):
-        won = [
-            seq
-            for seq in await asyncio.gather(*(attempt(bus, last) for bus in bus_pair))
-            if seq is not None
-        ]
+        tried = await asyncio.gather(*(attempt(bus, last) for bus in bus_pair))
+        won = [seq for seq in tried if seq is not None]
         assert len(won) == 1
         assert won[0] > last
         last = won[0]

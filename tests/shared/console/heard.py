@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from shared.columns import pack
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -11,9 +10,9 @@ from shared.schemas import (
     Held,
     PlanAck,
     RosterEntry,
-    Verdict,
 )
-from shared.vocabulary import FinishReason, Missed, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import Missed, ReplicaId, RequestKey, ServiceClass, Slo
+from tests import made
 
 R1 = ReplicaId("r1")
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)
@@ -22,33 +21,21 @@ NOW = 1_700_000_000.0
 
 def digest(replica: str = R1, **facts: Any) -> Digest:
     usual: dict[str, Any] = {
-        "incarnation": "i", "planner": "p", "at_unix_s": NOW, "model": "m", "pool": "",
-        "waiting": 1, "running": 2, "best_effort": 3, "waiting_prefill_tokens": 0,
-        "backlog_s": 0.5, "kv_blocks": 100, "kv_free_blocks": 40, "free_slots": 9, "surplus": True,
+        "at_unix_s": NOW, "waiting": 1, "running": 2, "best_effort": 3, "backlog_s": 0.5,
+        "kv_free_blocks": 40, "free_slots": 9,
     }  # fmt: skip
-    return Digest(replica=ReplicaId(replica), **{**usual, **facts})
+    return made.digest(replica, **{**usual, **facts})
 
 
 def announce(replica: str = R1, **facts: Any) -> Announce:
     usual: dict[str, Any] = {
-        "incarnation": "i", "at_unix_s": NOW, "model": "m", "engine": "sim", "profile": "f",
-        "pool": "", "kv_blocks": 100, "block_tokens": 16, "context_tokens": 8192, "max_slots": 64,
-        "epoch": 1,
+        "at_unix_s": NOW, "profile": "f", "context_tokens": 8192, "max_slots": 64, "epoch": 1,
     }  # fmt: skip
-    return Announce(replica=ReplicaId(replica), **{**usual, **facts})
+    return made.announce(replica, **{**usual, **facts})
 
 
 def plan(seq: int, predicted_s: float, replica: str = R1) -> BatchPlan:
-    return BatchPlan(
-        replica=ReplicaId(replica),
-        incarnation="i",
-        epoch=1,
-        sync=1,
-        seq=seq,
-        slots=b"",
-        caps=b"",
-        predicted_s=predicted_s,
-    )
+    return made.plan(replica=ReplicaId(replica), seq=seq, predicted_s=predicted_s)
 
 
 def held(slot: int, key: str, **facts: Any) -> Held:
@@ -63,21 +50,11 @@ def ack(
     **facts: Any,
 ) -> PlanAck:
     """`did`: computed and emitted tokens by slot."""
-    did = did or {}
-    return PlanAck(
-        replica=ReplicaId(replica),
-        incarnation=facts.pop("incarnation", "i"),
-        epoch=1,
-        plan_seq=facts.pop("plan_seq", seq),
-        ack_seq=seq,
-        slots=pack(list(did)),
-        computed=pack([computed for computed, _ in did.values()]),
-        emitted=pack([emitted for _, emitted in did.values()]),
-        started_unix_s=at_unix_s - 0.02,
-        ended_unix_s=at_unix_s,
-        exec_s=facts.pop("exec_s", 0.02),
-        **facts,
-    )
+    usual: dict[str, Any] = {
+        "replica": ReplicaId(replica), "plan_seq": seq, "ack_seq": seq, "exec_s": 0.02,
+        "started_unix_s": at_unix_s - 0.02, "ended_unix_s": at_unix_s,
+    }  # fmt: skip
+    return made.ack(did, **{**usual, **facts})
 
 
 def entry(slot: int, key: str, **facts: Any) -> RosterEntry:
@@ -91,9 +68,7 @@ def entry(slot: int, key: str, **facts: Any) -> RosterEntry:
 
 def ended(key: str, met: bool = True, tier: str = "chat", **facts: Any) -> Ended:
     usual: dict[str, Any] = {
-        "finish_reason": FinishReason.STOP, "slo_met": met, "relegated": False,
-        "service_class": ServiceClass.STANDARD, "prompt_tokens": 10, "output_tokens": 5,
-        "attempts": 1, "ttft_s": 0.4, "worst_tbt_s": 0.05, "mean_tpot_s": 0.04, "ttlt_s": 2.0,
+        "slo_met": met, "ttft_s": 0.4, "worst_tbt_s": 0.05, "mean_tpot_s": 0.04, "ttlt_s": 2.0,
         "ended_unix_s": NOW + 2.0, "missed": Missed.NOTHING if met else Missed.TTFT,
     }  # fmt: skip
     return Ended(
@@ -101,5 +76,5 @@ def ended(key: str, met: bool = True, tier: str = "chat", **facts: Any) -> Ended
         key=RequestKey(key),
         slo=CHAT,
         arrived_unix_s=NOW,
-        verdict=Verdict(**{**usual, **facts}),
+        verdict=made.verdict(**{**usual, **facts}),
     )

@@ -35,12 +35,18 @@ def tier_of(collector: Collector, name: str = "chat", at_s: float = 0.0) -> Tier
     return next(t for t in collector.picture(NOW + at_s).tiers if t.name == name)
 
 
+def planned() -> Collector:
+    """A collector that has heard the digest of a replica."""
+    collector = Collector(NOW)
+    collector.hear_digest(digest(), NOW)
+    return collector
+
+
 def holding(*keys: str, **facts: Any) -> Collector:
     """A collector that has heard a replica take these requests into slots 0, 1, ... and their
     planner say who they are.
     """
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     collector.hear_ack(ack(1, NOW, held=[held(n, key) for n, key in enumerate(keys)]), NOW)
     answer = RosterAnswer(entries=[entry(n, key, **facts) for n, key in enumerate(keys)])
     collector.hear_roster(R1, [], answer, NOW)
@@ -69,8 +75,7 @@ def test_replicas_are_in_their_natural_order_and_one_that_is_silent_for_long_is_
 
 
 def test_an_iteration_has_its_prefill_decodes_drafts_and_what_was_predicted() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     collector.hear_plan(plan(1, 0.015))
     # a chunk without a token, the last chunk of a prompt, a decode, a decode with two of three
     # drafts accepted
@@ -88,8 +93,7 @@ def test_an_iteration_has_its_prefill_decodes_drafts_and_what_was_predicted() ->
 def test_rates_are_over_the_time_that_the_replica_was_watched(
     watched_s: float, exec_s: float
 ) -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     for seq in range(1, round(watched_s / exec_s) + 1):
         at = NOW + seq * exec_s
         collector.hear_ack(ack(seq, at, {0: (1, 1), 1: (1, 1)}, exec_s=exec_s), at)
@@ -113,15 +117,13 @@ def test_a_replica_that_came_later_and_one_with_half_its_time_idle_have_their_ow
 
 
 def test_a_replica_that_was_heard_this_instant_has_no_rates() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     [replica] = collector.picture(NOW).replicas
     assert (replica.busy, replica.tokens_s) == (0.0, 0.0)
 
 
 def test_a_picture_has_only_the_iterations_that_were_not_told_before() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     for seq in range(1, 6):
         collector.hear_ack(ack(seq, NOW + seq, {0: (1, 1)}), NOW + seq)
     picture = collector.picture(NOW + 9, since=3)
@@ -130,8 +132,7 @@ def test_a_picture_has_only_the_iterations_that_were_not_told_before() -> None:
 
 
 def test_what_a_prefix_cache_had_is_not_counted_as_prefill() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     collector.hear_ack(ack(1, NOW, {0: (100, 0)}, cached=pack([64])), NOW)
     assert collector.picture(NOW).replicas[0].iterations[0].prefill_tokens == 36
 
@@ -162,8 +163,7 @@ def test_slack_is_the_time_to_the_deadline_of_the_next_token() -> None:
 
 
 def test_tokens_that_came_before_the_planner_said_who_it_is_count_for_the_slack() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     collector.hear_ack(ack(1, NOW, held=[held(0, "acme.a")]), NOW)
     collector.hear_ack(ack(2, NOW + 0.2, {0: (10, 1)}), NOW + 0.2)
     collector.hear_ack(ack(3, NOW + 0.3, {0: (1, 1)}), NOW + 0.3)
@@ -177,8 +177,7 @@ def test_tokens_that_came_before_the_planner_said_who_it_is_count_for_the_slack(
 
 
 def test_a_request_that_ran_before_the_listening_began_is_shown_as_its_planner_says() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     running = entry(
         4, "acme.old", generated_tokens=50, computed_tokens=60, next_due_unix_s=NOW + 0.4
     )
@@ -191,8 +190,7 @@ def test_a_request_that_ran_before_the_listening_began_is_shown_as_its_planner_s
 
 
 def test_a_request_that_another_replica_declined_first_is_known_from_its_beginning() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     holds = [held(0, "acme.new", attempt=2), held(1, "acme.moved", attempt=2, offset=7)]
     collector.hear_ack(ack(1, NOW, held=holds), NOW)
     new, moved = (collector.life(RequestKey(f"acme.{name}"), NOW) for name in ("new", "moved"))
@@ -201,8 +199,7 @@ def test_a_request_that_another_replica_declined_first_is_known_from_its_beginni
 
 
 def test_a_bound_on_the_last_token_is_slack_too_and_best_effort_has_none() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     entries = [
         entry(0, "a.ttlt", slo=Slo(ttlt_s=60.0), tier="batch", next_due_unix_s=math.inf),
         entry(1, "a.late", service_class=ServiceClass.BEST_EFFORT),
@@ -216,8 +213,7 @@ def test_a_bound_on_the_last_token_is_slack_too_and_best_effort_has_none() -> No
 
 
 def test_requests_with_the_least_slack_come_first_and_best_effort_ones_last() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     entries = [
         entry(0, "a.best", service_class=ServiceClass.BEST_EFFORT, next_due_unix_s=NOW),
         entry(1, "a.easy", next_due_unix_s=NOW + 9),
@@ -378,8 +374,7 @@ def test_no_message_that_can_be_decoded_breaks_it(rng: Random) -> None:
 
 
 def test_columns_that_do_not_fit_say_nothing() -> None:
-    collector = Collector(NOW)
-    collector.hear_digest(digest(), NOW)
+    collector = planned()
     collector.hear_ack(msgspec.structs.replace(ack(1, NOW, {0: (1, 1)}), computed=b"abc"), NOW)
     assert collector.picture(NOW).replicas[0].iterations == []
 

@@ -12,8 +12,9 @@ from shared.core.load_view import FORGET_S, STALE_S, LoadView
 from shared.core.replica.digest import digest_of
 from shared.core.replica.request_table import RequestTable
 from shared.perf import profile_file
-from shared.schemas import Announce, Digest
+from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
+from tests import made
 
 NOW = 1000.0
 R1 = ReplicaId("r1")
@@ -26,12 +27,15 @@ def digest(
     incarnation: str = "1",
     backlog_s: float = 0.0,
 ) -> Digest:
-    return Digest(
-        replica=ReplicaId(replica), incarnation=incarnation, planner=planner, at_unix_s=at_unix_s,
-        model="", pool="", waiting=0, running=0,
-        best_effort=0, waiting_prefill_tokens=0, backlog_s=backlog_s, kv_blocks=100,
-        kv_free_blocks=100, free_slots=64, surplus=True,
-    )  # fmt: skip
+    return made.digest(
+        replica,
+        incarnation=incarnation,
+        planner=planner,
+        at_unix_s=at_unix_s,
+        model="",
+        backlog_s=backlog_s,
+        free_slots=64,
+    )
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, -3.0, 0.0, 3.0, 3600.0])
@@ -143,11 +147,18 @@ def test_a_digest_of_a_planner_that_names_no_block_size_has_blocks_of_16_tokens(
 
 
 def test_a_digest_names_the_block_size_of_its_replica() -> None:
-    announce = Announce(
-        replica=R1, incarnation="1", at_unix_s=NOW, model="", engine="", profile="", pool="",
-        kv_blocks=9, block_tokens=32,
-        context_tokens=100, max_slots=1, epoch=0,
-    )  # fmt: skip
+    announce = made.announce(
+        R1,
+        incarnation="1",
+        at_unix_s=NOW,
+        model="",
+        engine="",
+        profile="",
+        kv_blocks=9,
+        block_tokens=32,
+        context_tokens=100,
+        max_slots=1,
+    )
     table = RequestTable(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)
     profile = profile_file.read("a100-llama3-8b").profile()
     published = digest_of(announce, table, (), profile, planner="p", now_unix_s=NOW)

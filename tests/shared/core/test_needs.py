@@ -10,8 +10,9 @@ from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.worker.step import TurnDone
 from shared.policy.need import Pace, needed_tokens, paces_of
-from shared.schemas import BatchPlan, Body, Hold, OfferAccepted, Record, Sampling, Selection
-from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.schemas import BatchPlan, Body, Record, Sampling, Selection
+from shared.vocabulary import ReplicaId, Slo
+from tests import made
 from tests.shared.core.placed_record import placed
 
 REPLICA, PROMPT, MOST, LASTS_S, TBT_S = ReplicaId("r1"), 10, 400, 0.05, 0.1
@@ -23,26 +24,21 @@ SLOS = (
 
 
 def record(slot: int) -> Record:
-    new = Record(
-        key=RequestKey(f"t.q{slot}"), body_key="b", owner="a", state=RecordState.ACTIVE, attempt=0,
-        service_class=ServiceClass.STANDARD, tier="chat", slo=SLOS[slot], importance=1.0,
-        application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
-        prompt_tokens=PROMPT, max_tokens=MOST, stream_subject="s",
-    )  # fmt: skip
+    new = made.record(
+        f"t.q{slot}",
+        slo=SLOS[slot],
+        prompt_tokens=PROMPT,
+        max_tokens=MOST,
+    )
     return placed(new, REPLICA, "i")
 
 
 def worker() -> WorkerCore:
-    core = WorkerCore(
-        REPLICA, "i", kv_blocks=1000, block_tokens=16, context_tokens=4096, max_slots=4
-    )
-    core.resync(1, 1)
+    core = made.worker_core(REPLICA, kv_blocks=1000, context_tokens=4096, max_slots=4)
     for slot in range(len(SLOS)):
-        held = record(slot)
-        hold = Hold(epoch=1, sync=1, slot=slot, key=held.key, attempt=held.attempt)
         sampling = Sampling(max_tokens=MOST, ignore_eos=True, thinking_tokens=20)
         body = Body(prompt=pack([1] * PROMPT), sampling=sampling)
-        assert core.hold(hold, held, body, now_unix_s=0.0) == OfferAccepted()
+        made.hold(core, slot, record(slot), body)
     return core
 
 
@@ -51,11 +47,15 @@ def plan(seq: int, slots: list[int], cap: int, depth: int, *, relegated: bytes =
     drafts = Selection(
         method="slo_then_throughput", depth=column, width=column, budget_tokens=64, lasts_s=LASTS_S
     )
-    return BatchPlan(
-        replica=REPLICA, incarnation="i", epoch=1, sync=1, seq=seq, slots=pack(slots),
-        caps=pack([cap] * len(slots)), predicted_s=LASTS_S, relegated=relegated,
+    return made.plan(
+        slots,
+        [cap] * len(slots),
+        replica=REPLICA,
+        seq=seq,
+        predicted_s=LASTS_S,
+        relegated=relegated,
         selection=drafts if depth else None,
-    )  # fmt: skip
+    )
 
 
 def by_pace(now_s: float, first_s: float, made: int, tbt_s: float) -> float:

@@ -1,11 +1,8 @@
-"""The iteration-time profiles: what every form promises, what the shipped files state, and how
-correction follows a machine.
-"""
+"""The iteration-time profiles: what every form promises, and what the shipped files state."""
 
 import json
 import math
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -23,8 +20,8 @@ from shared.perf.forms import (
     TokenTable,
 )
 from shared.perf.iteration_time import Profile
-from shared.perf.online import Corrected, Regime
-from shared.perf.profile_file import Form, ProfileFile, load, names, read
+from shared.perf.online import Corrected
+from shared.perf.profile_file import Form, load, names, read
 from shared.perf.shape import BatchShape
 from shared.perf.stratified import StratifiedLinear, Stratum
 from shared.perf.zero_load import tbt_s, ttft_s, zero_load
@@ -88,48 +85,24 @@ ASCENDRA = Ascendra(
     q_heads=32,
     head_width=128,
 )
+
+
+def stratum(up_to_tokens: int | None, *coefficients: float) -> Stratum:
+    """The coefficients in the order of its fields."""
+    names = [name for name in Stratum.__struct_fields__ if name != "up_to_tokens"]
+    return Stratum(up_to_tokens=up_to_tokens, **dict(zip(names, coefficients, strict=True)))
+
+
 DECODE_DEAR = StratifiedLinear(
     strata=(
-        Stratum(
-            up_to_tokens=512,
-            intercept_s=0.015,
-            token_s=5.9e-5,
-            prefill_token_s=2.2e-5,
-            decode_token_s=3.6e-5,
-            decode_context_s=1.1e-7,
-            prefill_context_s=7.6e-7,
-        ),
-        Stratum(
-            up_to_tokens=None,
-            intercept_s=0.005,
-            token_s=2.7e-5,
-            prefill_token_s=6.9e-5,
-            decode_token_s=-4.1e-5,
-            decode_context_s=1.7e-7,
-            prefill_context_s=2.7e-6,
-        ),
+        stratum(512, 0.015, 5.9e-5, 2.2e-5, 3.6e-5, 1.1e-7, 7.6e-7),
+        stratum(None, 0.005, 2.7e-5, 6.9e-5, -4.1e-5, 1.7e-7, 2.7e-6),
     )
 )
 PREFILL_DEAR = StratifiedLinear(
     strata=(
-        Stratum(
-            up_to_tokens=256,
-            intercept_s=0.02,
-            token_s=1e-5,
-            prefill_token_s=6e-5,
-            decode_token_s=2e-5,
-            decode_context_s=1e-7,
-            prefill_context_s=1e-7,
-        ),
-        Stratum(
-            up_to_tokens=None,
-            intercept_s=0.001,
-            token_s=1e-5,
-            prefill_token_s=5e-5,
-            decode_token_s=2e-5,
-            decode_context_s=1e-7,
-            prefill_context_s=1e-7,
-        ),
+        stratum(256, 0.02, 1e-5, 6e-5, 2e-5, 1e-7, 1e-7),
+        stratum(None, 0.001, 1e-5, 5e-5, 2e-5, 1e-7, 1e-7),
     )
 )
 FORMS: tuple[Form, ...] = (
@@ -407,192 +380,6 @@ def test_garbage_is_refused(garbage: bytes, tmp_path: Path) -> None:
         load(str(path))
 
 
-def some_shape(random: Random) -> BatchShape:
-    decodes = random.randrange(0, 200)
-    shape = BatchShape(decodes=decodes, decode_context=decodes * random.randrange(100, 3_000))
-    if not decodes or random.random() < 0.5:
-        shape = shape.with_chunk(random.randrange(32, 1_024), random.randrange(0, 4_000))
-    return shape
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("times", [0.5, 1.5, 3.0])
-def test_correction_converges_to_a_machine_of_another_speed(seed: int, times: float) -> None:
-    print(f"seed {seed}")
-    random, base = Random(seed), load("a100-llama3-8b")
-    corrected = Corrected(base)
-    for _ in range(150):
-        shape = some_shape(random)
-        corrected.observe(shape, times * base.batch_s(shape) * random.uniform(0.95, 1.05))
-    assert corrected.residual < 0.10
-    for gamma in corrected.gammas:
-        assert gamma == pytest.approx(times, rel=0.05)
-
-
-def test_correction_leans_to_over_predicting_where_times_scatter() -> None:
-    print("seed 4")
-    random, base = Random(4), load("a100-llama3-8b")
-    corrected, over = Corrected(base), 0
-    for i in range(1_000):
-        shape = some_shape(random)
-        exec_s = base.batch_s(shape) * random.uniform(0.9, 1.1)
-        over += i >= 100 and corrected.batch_s(shape) >= exec_s
-        corrected.observe(shape, exec_s)
-    assert over / 900 > 0.65
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("times", [2.0, 0.5])
-def test_forty_iterations_after_a_change_of_speed_the_residual_is_under_ten_percent(
-    seed: int, times: float
-) -> None:
-    """An engine with a scatter of 5 % becomes twice as slow, or as fast; single predictions are
-    right after eight iterations.
-    """
-    random, base = Random(seed), load("cpu-tiny")
-    corrected = Corrected(base)
-
-    def run(speed: float, iterations: int) -> list[float]:
-        errors = []
-        for _ in range(iterations):
-            shape = some_shape(random)
-            exec_s = speed * base.batch_s(shape) * random.uniform(0.95, 1.05)
-            errors.append(abs(corrected.batch_s(shape) / exec_s - 1))
-            corrected.observe(shape, exec_s)
-        return errors
-
-    run(1.0, 200)
-    assert corrected.residual < 0.05, f"seed {seed}"
-    errors = run(times, 40)
-    assert corrected.residual < 0.10, f"seed {seed}"
-    assert abs(corrected.bias) < 0.10, f"seed {seed}"
-    assert sum(errors[8:]) / 32 < 0.10, f"seed {seed}"
-    run(times, 100)
-    assert corrected.residual < 0.05, f"seed {seed}"
-    errors = run(1.0, 40)
-    assert corrected.residual < 0.10, f"seed {seed}"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_different_errors_of_regimes_are_kept_apart_while_the_speed_changes(
-    seed: int,
-) -> None:
-    random, base = Random(seed), load("cpu-tiny")
-    corrected, wrong, errors = (
-        Corrected(base),
-        {Regime.DECODE_ONLY: 1.4, Regime.MIXED: 1.0, Regime.PREFILL_ONLY: 0.7},
-        [],
-    )
-    for n in range(1_200):
-        shape = some_shape(random) if n % 4 else BatchShape(decodes=8, decode_context=4_000)
-        speed = 1.5 if n // 150 % 2 else 1.0
-        exec_s = speed * wrong[Regime.of(shape)] * base.batch_s(shape) * random.uniform(0.95, 1.05)
-        predicted_s = corrected.gammas[Regime.of(shape)] * base.batch_s(shape)
-        errors.append(abs(predicted_s / exec_s - 1))
-        corrected.observe(shape, exec_s)
-    assert sum(errors[300:]) / 900 < 0.06, f"seed {seed}"
-
-
-def test_one_stalled_iteration_does_not_spoil_a_settled_correction() -> None:
-    base = load("a100-llama3-8b")
-    corrected, shape = Corrected(base), BatchShape(decodes=10, decode_context=10_000)
-    for _ in range(100):
-        corrected.observe(shape, base.batch_s(shape))
-    corrected.observe(shape, 60.0)
-    assert corrected.batch_s(shape) < 1.35 * base.batch_s(shape)
-
-
-def test_a_regime_not_yet_seen_borrows_what_the_others_taught() -> None:
-    base = load("a100-llama3-8b")
-    corrected, decodes = Corrected(base), BatchShape(decodes=10, decode_context=10_000)
-    for _ in range(100):
-        corrected.observe(decodes, 2 * base.batch_s(decodes))
-    mixed = decodes.with_chunk(256, 0)
-    assert corrected.batch_s(mixed) == pytest.approx(2 * base.batch_s(mixed), rel=0.05)
-
-
-def test_correction_is_bounded_deterministic_and_deaf_to_nonsense() -> None:
-    base = load("cpu-tiny")
-    one, two, shape = Corrected(base), Corrected(base), BatchShape(decodes=1, decode_context=1)
-    for corrected in (one, two):
-        for exec_s in (1e9, 1e9, 0.004, 0.003):
-            corrected.observe(shape, exec_s)
-        assert all(1 / 16 <= gamma <= 16 for gamma in corrected.gammas)
-    assert one.batch_s(shape) == two.batch_s(shape)
-    before = one.gammas
-    for shape_, exec_s in (
-        (BatchShape(), 1.0),
-        (shape, 0.0),
-        (shape, -1.0),
-        (shape, math.nan),
-        (shape, math.inf),
-    ):
-        one.observe(shape_, exec_s)
-    assert one.gammas == before
-
-
-def test_what_an_exact_profile_taught_weighs_the_same_whichever_way_it_was_counted() -> None:
-    """Iterations that took just what the base says are digested by a shortcut; a hair of difference
-    takes the long way.
-    """
-    base = load("a100-llama3-8b")
-    shapes = [
-        BatchShape(decodes=20 + n % 7, decode_context=9000 + 100 * n).with_chunk(64 * (n % 3), 0)
-        for n in range(60)
-    ]
-    short, long = Corrected(base), Corrected(base)
-    for n, shape in enumerate(shapes):
-        exact_s = base.batch_s(shape)
-        short.observe(shape, exact_s)
-        long.observe(shape, exact_s * (1 + 1e-9))
-        assert (short.residual, short.bias) == pytest.approx(
-            (long.residual, long.bias), abs=1e-8
-        ), n
-    for shape in shapes:
-        for profile in (short, long):
-            profile.observe(shape, 1.1 * base.batch_s(shape))
-        assert short.gammas == pytest.approx(long.gammas, rel=1e-6)
-        assert short.batch_s(shape) == pytest.approx(long.batch_s(shape), rel=1e-6)
-        assert (short.residual, short.bias) == pytest.approx(
-            (long.residual, long.bias), rel=1e-5, abs=1e-8
-        )
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_prediction_covers_what_passes_between_two_iterations(seed: int) -> None:
-    """The time from one end to the next is predicted, whatever the iteration holds."""
-    random, base = Random(seed), load("a100-llama3-8b")
-    corrected, wrong_s = Corrected(base), []
-    for n in range(400):
-        shape, late_s = some_shape(random), random.uniform(0.001, 0.003)
-        whole_s = base.batch_s(shape) + late_s
-        if n > 50:
-            wrong_s.append(corrected.batch_s(shape) - whole_s)
-        corrected.observe(shape, base.batch_s(shape), late_s)
-    assert all(gamma == 1.0 for gamma in corrected.gammas)
-    assert 0 < sum(wrong_s) / len(wrong_s) < 0.001, f"seed {seed}"
-
-
-def test_a_stall_between_two_iterations_says_little_about_the_next() -> None:
-    base = load("a100-llama3-8b")
-    corrected, shape = Corrected(base), BatchShape(decodes=10, decode_context=10_000)
-    for _ in range(100):
-        corrected.observe(shape, base.batch_s(shape))
-    corrected.observe(shape, base.batch_s(shape), 5.0)
-    assert corrected.batch_s(shape) < 1.2 * base.batch_s(shape)
-
-
-def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
-    base = load("a100-llama3-8b")
-    corrected, shape = (
-        Corrected(base),
-        BatchShape(decodes=7, decode_context=7_000).with_chunk(100, 50),
-    )
-    assert corrected.name == base.name
-    assert corrected.batch_s(shape) == base.batch_s(shape)
-    assert corrected.residual == 0
-
-
 @given(prompt=st.integers(1, 5_000), output=st.integers(1, 400), chunk=st.integers(1, 3_000))
 def test_zero_load_times_are_those_of_the_iterations_one_by_one(
     prompt: int, output: int, chunk: int
@@ -614,49 +401,3 @@ def test_zero_load_times_are_those_of_the_iterations_one_by_one(
     assert alone.tbt_s == tbt_s(profile, prompt, output)
     if output > 1:
         assert alone.tbt_s == pytest.approx((emitted_s[-1] - emitted_s[0]) / (output - 1))
-
-
-SOURCE = Path(__file__).resolve().parents[4] / "shared" / "data" / "fits"
-without_source = pytest.mark.skipif(
-    not SOURCE.is_dir(), reason="the fits that the profiles were made from are not on this machine"
-)
-
-
-@without_source
-@pytest.mark.parametrize("name", sorted(SHIPPED - NOT_FITTED))
-def test_shipped_tables_equal_the_fits_they_were_made_from(name: str) -> None:
-    gpu, model = name.split("-", 1)
-    source = json.loads(
-        (SOURCE / f"{gpu}_{model if 'tp' in model else model + '-tp1'}.json").read_text()
-    )
-    fit = source["fits"]["token_table_plus_attention"]
-    file: ProfileFile = read(name)
-    assert isinstance(file.coefficients, TokenTable)
-    assert list(file.coefficients.table_tokens) == fit["table_tokens"]
-    assert list(file.coefficients.table_seconds) == fit["table_seconds"]
-    assert {key: getattr(file.coefficients.attention, key) for key in fit["coef"]} == fit["coef"]
-    assert (file.kv_capacity_tokens, file.kv_bytes_per_token) == (
-        source["kv_capacity_tokens"],
-        source["kv_bytes_per_token_per_gpu"],
-    )
-    assert (file.error.mape, file.error.p95, file.error.worst) == (
-        fit["test"]["MAPE"],
-        fit["test"]["p95"],
-        fit["test"]["max"],
-    )
-
-
-@without_source
-def test_the_shipped_qoserve_predictor_equals_its_source() -> None:
-    models = json.loads((SOURCE / "a100_llama3-8b-tp1_qoserve_artifact.json").read_text())["models"]
-    file = read("a100-llama3-8b-qoserve")
-    assert isinstance(file.coefficients, StratifiedLinear)
-    for stratum, key in zip(file.coefficients.strata, ("tokens<=512", "tokens>512"), strict=True):
-        fit = models[key]
-        assert stratum.intercept_s == fit["intercept"]
-        assert stratum.token_s == fit["batch_num_tokens"]
-        assert stratum.prefill_token_s == fit["batch_num_prefill_tokens"]
-        assert stratum.decode_token_s == fit["batch_num_decode_tokens"]
-        assert stratum.decode_context_s == fit["batch_decode_context"]
-        assert stratum.prefill_context_s == fit["batch_prefill_context"]
-    assert file.kv_capacity_tokens == read("a100-llama3-8b").kv_capacity_tokens

@@ -14,28 +14,12 @@ from shared.schemas import Record, Resume
 from shared.telemetry import conventions as names
 from shared.telemetry.exposition import exposition
 from shared.telemetry.instruments import Registry
-from shared.vocabulary import FinishReason, RecordState, RequestKey, ServiceClass, Slo
+from shared.vocabulary import FinishReason, RequestKey, Slo
+from tests import made
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=20.0)
 ARRIVED = 1000.0
-NEW = Record(
-    key=RequestKey("t.1"),
-    body_key="b",
-    owner="o",
-    state=RecordState.ACTIVE,
-    attempt=1,
-    service_class=ServiceClass.STANDARD,
-    tier="chat",
-    slo=SLO,
-    importance=1.0,
-    application="",
-    session="",
-    arrived_unix_s=ARRIVED,
-    expires_unix_s=1e12,
-    prompt_tokens=10,
-    max_tokens=100,
-    stream_subject="s",
-)
+NEW = made.record("t.1", owner="o", attempt=1, slo=SLO, arrived_unix_s=ARRIVED, max_tokens=100)
 TRACED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 
 

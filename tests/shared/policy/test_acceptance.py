@@ -2,7 +2,6 @@
 speculates.
 """
 
-import asyncio
 from collections.abc import Sequence
 from random import Random
 
@@ -13,17 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli.main import main
-from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
-from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
-from shared import subjects
-from shared.bus.api import Call
-from shared.columns import Ints, pack, unpack_list
+from shared.columns import Ints, pack
 from shared.core import announced
 from shared.core.replica.events import Acked, ReplicaAction, ReplicaEvent, SendPlan
 from shared.core.replica.replica import ReplicaCore
@@ -36,13 +32,10 @@ from shared.rules.tiers import DEMO_3
 from shared.schemas import (
     Announce,
     BatchPlan,
-    GenerateRequest,
     PlanAck,
-    Received,
-    Sampling,
     Selection,
 )
-from shared.vocabulary import ReplicaId, RequestKey
+from tests import made
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 from tests.shared.policy.views import Linear
 
@@ -229,11 +222,7 @@ def test_an_engine_of_chains_verifies_as_many_drafts_as_budget_and_needs_say() -
 
 
 def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossible_one() -> None:
-    announce = Announce(
-        replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="sim",
-        profile=PROFILE, pool="",
-        kv_blocks=100, block_tokens=16, context_tokens=1600, max_slots=8, epoch=0,
-    )  # fmt: skip
+    announce = made.announce(incarnation="1", profile=PROFILE, context_tokens=1600)
     assert announced.draft_of(announce) is None
     for cost, step, read in ((0.1, 0.1, 0.1), ((0.1, 0.02), 0.1, 0.02)):
         told = msgspec.structs.replace(announce, draft=cost)
@@ -419,65 +408,6 @@ def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(
     assert sum(int(drafts.drafted.sum()) for drafts in policy.drafts) == result.drafted
     assert sum(int(drafts.accepted.sum()) for drafts in policy.drafts) == result.accepted
     assert sum(len(drafts.drafted) for drafts in policy.drafts) == result.verifications
-
-
-@pytest.mark.asyncio
-async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simulator_accepts() -> (
-    None
-):
-    planned = [
-        PlannedRequest(n, 0.02 * n, 50 + 40 * n, 20 + 5 * n, "batch", 1.0, "t", "")
-        for n in range(12)
-    ]
-    spec = FleetSpec(
-        replicas=1,
-        policy="vllm",
-        settings={"spec_tokens": "3"},
-        pace=0.3,
-        draft=0.1,
-        acceptance=0.8,
-        gateway=False,
-    )
-    slots, live, ended = dict[int, RequestKey](), dict[RequestKey, list[int]](), list[str]()
-
-    def hear(ack: PlanAck, call: Call) -> None:
-        slots.update({held.slot: held.key for held in ack.held})
-        for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
-            if emitted:
-                live.setdefault(slots[slot], []).append(emitted)
-        ended.extend(why for _, why in ack.ended)
-
-    async with Fleet(spec) as fleet, fleet.connect("test") as bus:
-        await bus.subscribe(subjects.acked(ReplicaId("r1")), PlanAck, hear)
-        for one in planned:
-            sampling = Sampling(max_tokens=1024, output_tokens=one.output_tokens, ignore_eos=True)
-            message = GenerateRequest(
-                request_id=str(one.number),
-                tenant="t",
-                token_ids=[97] * one.prompt_tokens,
-                sampling=sampling,
-            )
-            await bus.request(subjects.requests("t", "batch"), message, Received, timeout_s=60.0)
-        async with asyncio.timeout(120):
-            while len(ended) < len(planned):
-                await asyncio.sleep(0.05)
-    simulated = simulate(
-        Traffic(planned, DEMO_3),
-        Deployment(
-            "vllm",
-            PROFILE,
-            settings={"spec_tokens": "3"},
-            latency=Latency.live(),
-            draft=0.1,
-            acceptance=0.8,
-        ),
-        RunOptions(keep_times=True),
-    )
-    assert set(ended) == {"stop"}
-    assert simulated.token_unix_s is not None
-    assert [live[RequestKey(f"t.{n}")] for n in range(len(planned))] == [
-        steps(times) for times in simulated.token_unix_s
-    ]
 
 
 @pytest.mark.parametrize(

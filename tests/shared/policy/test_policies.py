@@ -252,36 +252,6 @@ def test_chunks_fill_the_time_budget_to_the_token(made: list[Row], budget_s: flo
         assert seen.profile.batch_s(shape_of(seen, with_one_more)) > budget_s
 
 
-@given(seen=views)
-def test_fcfs_serves_as_they_arrived(seen: View) -> None:
-    (choice,) = registry.make("fcfs", {"chunk_tokens": "4000"}).plan(seen)
-    keys = [order_key(seen, s, seen.arrived_unix_s) for s in entries(choice) if prefilling(seen, s)]
-    assert keys == sorted(keys)
-
-
-@given(seen=views)
-def test_edf_serves_by_deadline(seen: View) -> None:
-    (choice,) = registry.make("edf", {"chunk_tokens": "4000"}).plan(seen)
-    due = np.minimum(seen.next_due_unix_s, seen.last_due_unix_s)
-    keys = [order_key(seen, s, due) for s in entries(choice) if prefilling(seen, s)]
-    assert keys == sorted(keys)
-
-
-def order_key(seen: View, slot: int, key: np.ndarray) -> tuple[bool, float]:
-    i = seen.slot.tolist().index(slot)
-    return bool(seen.best_effort[i]), float(key[i])
-
-
-@pytest.mark.parametrize("name", ["fcfs", "edf"])
-def test_baselines_count_decodes_within_the_chunk(name: str) -> None:
-    rows = [decode(interactive(i)) for i in range(100)] + [
-        interactive(i, target=1000) for i in (200, 201)
-    ]
-    (choice,) = registry.make(name).plan(view(rows))
-    assert choice.caps.sum() == 256
-    assert entries(choice)[200] == 156
-
-
 # they decline what cannot be served in time
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PROMISING])
 def test_what_fits_the_context_and_the_kv_is_accepted(name: str) -> None:

@@ -21,10 +21,11 @@ from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.process.audit import BUSY_S, IDLE_S, Audit
 from shared.process.drive import TURNS_TO_SOCKET, Inbox, drive
-from shared.schemas import Announce, Record
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.schemas import Record
+from shared.vocabulary import RequestKey, ServiceClass, Slo
+from tests import made
 from tests.simulated.process import VirtualClock
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import run_virtual, virtual
 
 T0 = 1024.0  # virtual time of the start; a power of two, so that sums on the 1/64 s grid are exact
 STEP = 1 / 64
@@ -129,112 +130,98 @@ def test_an_event_that_waits_goes_before_a_timer_that_is_due():
     assert run(play).fed == [(T0, "first")]
 
 
-def test_a_wake_up_that_the_core_moves_forward_or_takes_back_is_followed():
+@virtual(start_s=T0)
+async def test_a_wake_up_that_the_core_moves_forward_or_takes_back_is_followed():
     class Moves(Diary):
         def handle(self, event: object, *, now_unix_s: float) -> Sequence[object]:
             if isinstance(event, list):
                 self.wakes = event
             return super().handle(event, now_unix_s=now_unix_s)
 
-    async def main() -> list[tuple[float, object]]:
-        diary, inbox = Moves(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
-        at(STEP, inbox.offer, [T0 + 2 * STEP])
-        at(3 * STEP, inbox.offer, [])
-        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-        await asyncio.sleep(9.0)
-        driver.cancel()
-        return diary.fed
-
-    fed = run_virtual(main(), start_s=T0)
-    assert [(at_s - T0, type(e).__name__) for at_s, e in fed] == [
+    diary, inbox = Moves(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
+    at(STEP, inbox.offer, [T0 + 2 * STEP])
+    at(3 * STEP, inbox.offer, [])
+    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+    await asyncio.sleep(9.0)
+    driver.cancel()
+    assert [(at_s - T0, type(e).__name__) for at_s, e in diary.fed] == [
         (STEP, "list"),
         (2 * STEP, "Tick"),
         (3 * STEP, "list"),
     ]
 
 
-def test_a_loop_whose_timers_come_early_gets_no_tick_before_its_time():
+@virtual(start_s=T0)
+async def test_a_loop_whose_timers_come_early_gets_no_tick_before_its_time():
     """uvloop counts in milliseconds, from the beginning of the loop's turn."""
-
-    async def main() -> list[tuple[float, object]]:
-        diary, inbox = Diary(PlainClock(), wakes=[T0 + 4 * STEP]), Inbox[object](9)
-        for n in range(8):
-            at(n * STEP, inbox._wake)
-        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-        await asyncio.sleep(9.0)
-        driver.cancel()
-        return diary.fed
-
-    assert run_virtual(main(), start_s=T0) == [(T0 + 4 * STEP, Tick())]
+    diary, inbox = Diary(PlainClock(), wakes=[T0 + 4 * STEP]), Inbox[object](9)
+    for n in range(8):
+        at(n * STEP, inbox._wake)
+    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+    await asyncio.sleep(9.0)
+    driver.cancel()
+    assert diary.fed == [(T0 + 4 * STEP, Tick())]
 
 
-def test_work_that_the_core_puts_off_waits_until_what_it_sent_has_left():
+@virtual(start_s=T0)
+async def test_work_that_the_core_puts_off_waits_until_what_it_sent_has_left():
     """After the answer to a hold the plan waits; a plan whose time comes does not."""
+    diary, inbox = Diary(PlainClock(), puts_off="held"), Inbox[object](9)
+    turns = 0
 
-    async def main() -> tuple[int, int]:
-        diary, inbox = Diary(PlainClock(), puts_off="held"), Inbox[object](9)
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        async def perform(action: object) -> None:
-            seen.append((action, turns))
-
-        seen: list[tuple[object, int]] = []
-        inbox.offer("held")
-        diary.wakes = [T0]
-        counting = asyncio.create_task(count())
-        await asyncio.sleep(0)
-        driver = asyncio.create_task(drive(diary, inbox, perform, diary.clock, name="t"))
-        while len(seen) < 2:
+    async def count() -> None:
+        nonlocal turns
+        while True:
             await asyncio.sleep(0)
-        counting.cancel()
-        driver.cancel()
-        (held, first), (ticked, second) = seen
-        assert (held, ticked) == (("did", "held"), ("did", Tick()))
-        return first, second
+            turns += 1
 
-    first, second = run_virtual(main(), start_s=T0)
+    async def perform(action: object) -> None:
+        seen.append((action, turns))
+
+    seen: list[tuple[object, int]] = []
+    inbox.offer("held")
+    diary.wakes = [T0]
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    driver = asyncio.create_task(drive(diary, inbox, perform, diary.clock, name="t"))
+    while len(seen) < 2:
+        await asyncio.sleep(0)
+    counting.cancel()
+    driver.cancel()
+    (held, first), (ticked, second) = seen
+    assert (held, ticked) == (("did", "held"), ("did", Tick()))
     assert second - first == TURNS_TO_SOCKET
 
 
-def test_the_actions_of_one_event_are_performed_before_the_next_is_handled():
-    async def main() -> list[object]:
-        diary, inbox, order = Diary(PlainClock()), Inbox[object](9), []
+@virtual(start_s=T0)
+async def test_the_actions_of_one_event_are_performed_before_the_next_is_handled():
+    diary, inbox, order = Diary(PlainClock()), Inbox[object](9), []
 
-        async def slow(action: object) -> None:
-            await asyncio.sleep(1.0)
-            order.append(action)
-            order.append([event for _, event in diary.fed])
+    async def slow(action: object) -> None:
+        await asyncio.sleep(1.0)
+        order.append(action)
+        order.append([event for _, event in diary.fed])
 
-        inbox.offer(1)
-        inbox.offer(2)
-        driver = asyncio.create_task(drive(diary, inbox, slow, diary.clock, name="t"))
-        await asyncio.sleep(5.0)
-        driver.cancel()
-        return order
-
-    assert run_virtual(main(), start_s=T0) == [("did", 1), [1], ("did", 2), [1, 2]]
+    inbox.offer(1)
+    inbox.offer(2)
+    driver = asyncio.create_task(drive(diary, inbox, slow, diary.clock, name="t"))
+    await asyncio.sleep(5.0)
+    driver.cancel()
+    assert order == [("did", 1), [1], ("did", 2), [1, 2]]
 
 
 # ---------------------------------------------------------------- the inbox
 
 
-def test_a_full_inbox_declines_what_is_offered_and_takes_what_is_put():
-    async def main() -> list[object]:
-        inbox = Inbox[object](2)
-        assert [inbox.offer(n) for n in range(3)] == [True, True, False]
-        inbox.put("a result")
-        assert not inbox.offer("still full")
-        taken = [inbox.take() for _ in range(2)]
-        assert inbox.offer("room again")
-        return [*taken, inbox.take(), inbox.take(), inbox.take()]
-
-    assert run_virtual(main()) == [0, 1, "a result", "room again", None]
+@virtual()
+async def test_a_full_inbox_declines_what_is_offered_and_takes_what_is_put():
+    inbox = Inbox[object](2)
+    assert [inbox.offer(n) for n in range(3)] == [True, True, False]
+    inbox.put("a result")
+    assert not inbox.offer("still full")
+    assert [inbox.take(), inbox.take()] == [0, 1]
+    assert inbox.offer("room again")
+    assert [inbox.take() for _ in range(3)] == ["a result", "room again", None]
 
 
 def test_a_join_takes_what_follows_and_nothing_overtakes():
@@ -261,51 +248,45 @@ def test_a_failure_goes_before_all_that_waits():
     assert diaries[0].fed == [(T0 + STEP, "in time")]
 
 
-def test_a_cancelled_driver_stops_between_events_and_leaves_the_rest_in_the_inbox():
-    async def main() -> tuple[list[object], int]:
-        diary, inbox = Diary(PlainClock()), Inbox[object](9)
+@virtual(start_s=T0)
+async def test_a_cancelled_driver_stops_between_events_and_leaves_the_rest_in_the_inbox():
+    diary, inbox = Diary(PlainClock()), Inbox[object](9)
 
-        async def never(_: object) -> None:
-            await asyncio.Event().wait()
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
 
-        driver = asyncio.create_task(drive(diary, inbox, never, diary.clock, name="t"))
-        inbox.offer(1)
-        inbox.offer(2)
-        await asyncio.sleep(1.0)
-        driver.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await driver
-        return [event for _, event in diary.fed], len(inbox)
-
-    assert run_virtual(main(), start_s=T0) == ([1], 1)
+    driver = asyncio.create_task(drive(diary, inbox, never, diary.clock, name="t"))
+    inbox.offer(1)
+    inbox.offer(2)
+    await asyncio.sleep(1.0)
+    driver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await driver
+    assert ([event for _, event in diary.fed], len(inbox)) == ([1], 1)
 
 
-def test_a_driver_cancelled_while_it_waits_leaves_no_timer_behind():
-    async def main() -> None:
-        diary, inbox = Diary(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
-        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-        await asyncio.sleep(STEP)
-        driver.cancel()
-        await asyncio.sleep(5.0)
-        assert driver.cancelled() and diary.fed == []
-        inbox.offer("nobody listens")  # no waiter is left that this could wake
-
-    run_virtual(main(), start_s=T0)
+@virtual(start_s=T0)
+async def test_a_driver_cancelled_while_it_waits_leaves_no_timer_behind():
+    diary, inbox = Diary(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
+    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+    await asyncio.sleep(STEP)
+    driver.cancel()
+    await asyncio.sleep(5.0)
+    assert driver.cancelled() and diary.fed == []
+    inbox.offer("nobody listens")  # no waiter is left that this could wake
 
 
-def test_a_draining_inbox_lets_the_core_finish():
-    async def main() -> float:
-        diary, inbox = Diary(PlainClock(), idle=False), Inbox[object](9)
-        at(1.0, inbox.drain)
-        at(2.0, inbox.put, "a result")
+@virtual(start_s=T0)
+async def test_a_draining_inbox_lets_the_core_finish():
+    diary, inbox = Diary(PlainClock(), idle=False), Inbox[object](9)
+    at(1.0, inbox.drain)
+    at(2.0, inbox.put, "a result")
 
-        async def perform(action: object) -> None:
-            diary.idle = True
+    async def perform(action: object) -> None:
+        diary.idle = True
 
-        await drive(diary, inbox, perform, diary.clock, name="t")
-        return asyncio.get_running_loop().time()
-
-    assert run_virtual(main(), start_s=T0) == T0 + 2.0
+    await drive(diary, inbox, perform, diary.clock, name="t")
+    assert asyncio.get_running_loop().time() == T0 + 2.0
 
 
 # ---------------------------------------------------------------- the books
@@ -323,19 +304,17 @@ def test_a_core_is_checked_while_nothing_waits_for_it():
     assert checked == [IDLE_S * n for n in range(1, 6)]
 
 
-def test_a_core_that_is_never_idle_is_checked_more_rarely():
-    async def main() -> list[float]:
-        diary, checked = Diary(PlainClock(), idle=False), []
-        diary.check = lambda: checked.append(diary.clock.unix_s() - T0)  # type: ignore[method-assign]
-        inbox = Inbox[object](9)
-        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-        for n in range(200):
-            await asyncio.sleep(1.0)
-            inbox.offer(n)
-        driver.cancel()
-        return checked
-
-    assert run_virtual(main(), start_s=T0) == [BUSY_S, 2 * BUSY_S, 3 * BUSY_S]
+@virtual(start_s=T0)
+async def test_a_core_that_is_never_idle_is_checked_more_rarely():
+    diary, checked = Diary(PlainClock(), idle=False), []
+    diary.check = lambda: checked.append(diary.clock.unix_s() - T0)  # type: ignore[method-assign]
+    inbox = Inbox[object](9)
+    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+    for n in range(200):
+        await asyncio.sleep(1.0)
+        inbox.offer(n)
+    driver.cancel()
+    assert checked == [BUSY_S, 2 * BUSY_S, 3 * BUSY_S]
 
 
 def test_checks_that_take_long_come_rarely():
@@ -371,23 +350,16 @@ def test_broken_books_end_the_driver_and_say_so():
 
 
 def record(key: str) -> Record:
-    return Record(
-        key=RequestKey(key),
-        body_key="",
+    return made.record(
+        key,
         owner="",
         state="relegated",
         attempt=1,
-        tier="",
-        application="",
         service_class=ServiceClass.BEST_EFFORT,
         slo=Slo(),
-        importance=1.0,
-        session="",
         arrived_unix_s=T0,
-        expires_unix_s=T0 + 1e6,
         prompt_tokens=1,
         max_tokens=1,
-        stream_subject="",
     )
 
 
@@ -407,20 +379,7 @@ def a_router() -> AdmissionCore:
 
 def a_planner() -> ReplicaCore:
     core = ReplicaCore(registry.make("fcfs", {}), profiles.load("a100-llama3-8b"), epoch=1)
-    announce = Announce(
-        replica=ReplicaId("r"),
-        incarnation="i",
-        at_unix_s=T0,
-        model="m",
-        engine="sim",
-        profile="a100-llama3-8b",
-        pool="",
-        kv_blocks=100,
-        block_tokens=16,
-        context_tokens=1000,
-        max_slots=4,
-        epoch=0,
-    )
+    announce = made.announce("r", at_unix_s=T0, max_slots=4)
     core.handle(Synced(announce, 1, 1, 0, ()), now_unix_s=T0)
     core._slots._free.pop()  # a slot that no request will ever get
     return core

@@ -1,7 +1,7 @@
 """A running service takes a changed configuration over, once it is whole and right."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 from shared.process.configuration import load
 from shared.process.reload import LOOK_S, follow_files, rules_of
 from shared.rules.rules import Rules, TenantSource, TierSource
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import VirtualTimeLoop
 
 BEFORE = "[tiers.chat]\nslo = {ttft_s = 1.0}\n"
 AFTER = "drain_s = 9\n[tiers.chat]\nslo = {ttft_s = 2.0}\n[tenants.acme]\nweight = 4.0\n"
@@ -27,57 +27,57 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 Events = list[dict[str, Any]]
-Body = Callable[[Path, Rules, Events], Coroutine[Any, Any, None]]
+Followed = tuple[Path, Rules, Events]
+# read by conftest.py
+LOOP_FACTORIES = {"simulated": VirtualTimeLoop}
 
 
-def while_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: Body, text: str = BEFORE
-) -> None:
+@pytest.fixture
+def text() -> str:
+    """The configuration at the start."""
+    return BEFORE
+
+
+@pytest.fixture
+async def followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> AsyncIterator[Followed]:
+    """The file of a section that is followed, its rules, and what is logged of them."""
     file = tmp_path / "slackline.toml"
     file.write_text(text)
     monkeypatch.setenv("SLACKLINE_CONFIG", str(file))
-
-    async def main() -> None:
-        cfg = load(Section, "gateway")
-        rules = rules_of(cfg)
-        with capture_logs() as told:
-            following = asyncio.create_task(follow_files("gateway", cfg, rules))
-            await asyncio.sleep(0)
-            await body(file, rules, told)
-            following.cancel()
-
-    run_virtual(main())
+    cfg = load(Section, "gateway")
+    rules = rules_of(cfg)
+    with capture_logs() as told:
+        following = asyncio.create_task(follow_files("gateway", cfg, rules))
+        await asyncio.sleep(0)
+        yield file, rules, told
+        following.cancel()
 
 
-def test_a_change_counts_within_seconds_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_change_counts_within_seconds_and_is_told(followed: Followed) -> None:
+    file, rules, told = followed
+    file.write_text(f"[gateway]\n{AFTER}")
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tiers.tiers["chat"].slo.ttft_s == 2.0
+    assert rules.tenants.named("acme").weight == 4.0
+    (taken,) = [each for each in told if each["event"] == "config.taken"]
+    assert taken["changed"] == ["tiers", "tenants"]
+    assert taken["at_the_next_start"] == ["drain_s"]
+
+
+async def test_a_file_that_is_being_written_is_not_taken_before_it_is_still(
+    followed: Followed,
 ) -> None:
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        file.write_text(f"[gateway]\n{AFTER}")
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tiers.tiers["chat"].slo.ttft_s == 2.0
-        assert rules.tenants.named("acme").weight == 4.0
-        (taken,) = [each for each in told if each["event"] == "config.taken"]
-        assert taken["changed"] == ["tiers", "tenants"]
-        assert taken["at_the_next_start"] == ["drain_s"]
-
-    while_followed(tmp_path, monkeypatch, body)
-
-
-def test_a_file_that_is_being_written_is_not_taken_before_it_is_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        half = BEFORE
-        for n in range(6):  # each look finds another file, and each of them would be right
-            half += f"[tenants.t{n}]\nweight = 2.0\n"
-            file.write_text(half)
-            await asyncio.sleep(LOOK_S)
-        assert (rules.tenants.tenants, told) == ({}, [])
-        await asyncio.sleep(2 * LOOK_S)
-        assert len(rules.tenants.tenants) == 6
-
-    while_followed(tmp_path, monkeypatch, body)
+    file, rules, told = followed
+    half = BEFORE
+    for n in range(6):  # each look finds another file, and each of them would be right
+        half += f"[tenants.t{n}]\nweight = 2.0\n"
+        file.write_text(half)
+        await asyncio.sleep(LOOK_S)
+    assert (rules.tenants.tenants, told) == ({}, [])
+    await asyncio.sleep(2 * LOOK_S)
+    assert len(rules.tenants.tenants) == 6
 
 
 KEY = f'keys = ["{64 * "a"}"]'
@@ -95,67 +95,43 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_file_is_refused_and_the_rules_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+async def test_a_wrong_file_is_refused_and_the_rules_stay(followed: Followed, wrong: str) -> None:
+    file, rules, told = followed
+    file.write_bytes(wrong.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError):  # nor does a service start with it, and it says why
+        rules_of(load(Section, "gateway"))
+    await asyncio.sleep(10 * LOOK_S)
+    assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
+    assert [each["event"] for each in told] == ["config.refused"]  # once, not at each look
+    file.unlink()
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
+    # with the byte-order mark of some editors
+    file.write_text("\ufeff[tiers.chat]\r\nslo = {ttft_s = 3.0}\r\n")
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tiers.tiers["chat"].slo.ttft_s == 3.0
+
+
+async def test_a_file_that_is_named_later_is_followed_from_then_on(
+    followed: Followed, tmp_path: Path
 ) -> None:
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        file.write_bytes(wrong.encode(errors="surrogateescape"))
-        with pytest.raises(ConfigError):  # nor does a service start with it, and it says why
-            rules_of(load(Section, "gateway"))
-        await asyncio.sleep(10 * LOOK_S)
-        assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
-        assert [each["event"] for each in told] == ["config.refused"]  # once, not at each look
-        file.unlink()
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
-        # with the byte-order mark of some editors
-        file.write_text("\ufeff[tiers.chat]\r\nslo = {ttft_s = 3.0}\r\n")
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tiers.tiers["chat"].slo.ttft_s == 3.0
-
-    while_followed(tmp_path, monkeypatch, body)
-
-
-def test_files_that_the_configuration_names_are_followed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    file, rules, _ = followed
     tenants = tmp_path / "tenants.toml"
     tenants.write_text("[tenants.acme]\nweight = 2.0\n")
-
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        tenants.write_text("[tenants.acme]\nweight = 30.0\n")
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tenants.named("acme").weight == 30.0
-
-    while_followed(tmp_path, monkeypatch, body, f'tenants = "{tenants}"\n{BEFORE}')
-
-
-def test_a_file_that_is_named_later_is_followed_from_then_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tenants = tmp_path / "tenants.toml"
-    tenants.write_text("[tenants.acme]\nweight = 2.0\n")
-
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        file.write_text(f'tenants = "{tenants}"\n{BEFORE}')
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tenants.named("acme").weight == 2.0
-        tenants.write_text("[tenants.acme]\nweight = 30.0\n")
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tenants.named("acme").weight == 30.0
-
-    while_followed(tmp_path, monkeypatch, body)
+    file.write_text(f'tenants = "{tenants}"\n{BEFORE}')
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tenants.named("acme").weight == 2.0
+    tenants.write_text("[tenants.acme]\nweight = 30.0\n")
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tenants.named("acme").weight == 30.0
 
 
-def test_a_section_without_keys_of_its_own_takes_tenants_whose_keys_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", [f"{BEFORE}[tenants.acme]\nkeys = ['{64 * '0'}']\n"])
+async def test_a_section_without_keys_of_its_own_takes_tenants_whose_keys_are_gone(
+    followed: Followed,
 ) -> None:
     """Admission has no keys: those of the gateway may be in a file of their own."""
-    with_key = f"{BEFORE}[tenants.acme]\nkeys = ['{64 * '0'}']\n"
-
-    async def body(file: Path, rules: Rules, told: Events) -> None:
-        file.write_text(f"{BEFORE}[tenants.acme]\nweight = 3.0\n")
-        await asyncio.sleep(3 * LOOK_S)
-        assert rules.tenants.named("acme").weight == 3.0
-
-    while_followed(tmp_path, monkeypatch, body, with_key)
+    file, rules, _ = followed
+    file.write_text(f"{BEFORE}[tenants.acme]\nweight = 3.0\n")
+    await asyncio.sleep(3 * LOOK_S)
+    assert rules.tenants.named("acme").weight == 3.0

@@ -1,30 +1,15 @@
 """Digests and offers made by hand."""
 
 from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import ReplicaId, Slo
+from tests import made
 
 NOW = 1000.0
 
 
 def digest(replica: str, **more: object) -> Digest:
-    values: dict[str, object] = {
-        "replica": ReplicaId(replica),
-        "incarnation": "i",
-        "planner": "p",
-        "at_unix_s": NOW,
-        "model": "m",
-        "pool": "",
-        "waiting": 0,
-        "running": 0,
-        "best_effort": 0,
-        "waiting_prefill_tokens": 0,
-        "backlog_s": 0.0,
-        "kv_blocks": 1000,
-        "kv_free_blocks": 1000,
-        "free_slots": 8,
-        "surplus": True,
-    }
-    return Digest(**{**values, **more})  # type: ignore[arg-type]
+    values = {"at_unix_s": NOW, "kv_blocks": 1000, "kv_free_blocks": 1000, **more}
+    return made.digest(replica, **values)
 
 
 def fleet(*digests: Digest) -> dict[ReplicaId, Digest]:
@@ -32,16 +17,6 @@ def fleet(*digests: Digest) -> dict[ReplicaId, Digest]:
 
 
 def offer(**more: object) -> Offer:
-    values: dict[str, object] = {
-        "key": RequestKey("t.r"),
-        "attempt": 1,
-        "service_class": ServiceClass.STANDARD,
-        "tier": "interactive",
-        "slo": Slo(ttft_s=2.0, tbt_s=0.05),
-        "importance": 1.0,
-        "application": "",
-        "arrived_unix_s": NOW,
-        "prompt_tokens": 100,
-        "max_tokens": 100,
-    }
-    return Offer(**{**values, **more})  # type: ignore[arg-type]
+    slo = Slo(ttft_s=2.0, tbt_s=0.05)
+    values = {"arrived_unix_s": NOW, "prompt_tokens": 100, "max_tokens": 100, "slo": slo, **more}
+    return made.offer("t.r", **values)

@@ -7,29 +7,19 @@ from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
 from shared.measure import Measure
-from shared.schemas import Held, PlanAck, Record, Resume, Snapshot, SnapshotEntry
+from shared.schemas import Held, PlanAck, Resume, Snapshot, SnapshotEntry
 from shared.store.acklog import Stories, decode_log, encode_entry, fold, fold_in_turns
-from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from tests import made
 
 R, KEY = ReplicaId("r1"), RequestKey("acme.q1")
 BEFORE = Resume(tokens=pack([7, 8]), text="gh", measure=Measure(tokens=2))
-RECORD = Record(
-    key=KEY,
-    body_key="b",
+RECORD = made.record(
+    KEY,
     owner="admission-1",
-    state=RecordState.ACTIVE,
     attempt=1,
-    service_class=ServiceClass.STANDARD,
-    tier="chat",
     slo=Slo(ttft_s=0.5, tbt_s=0.03),
-    importance=1.0,
-    application="",
-    session="",
-    arrived_unix_s=0.0,
-    expires_unix_s=1e6,
-    prompt_tokens=10,
     max_tokens=100,
-    stream_subject="s",
     resume=BEFORE,
 )
 
@@ -39,12 +29,8 @@ def held(offset: int) -> Held:
 
 
 def ack(emitted: int, tokens: list[int], *holds: Held) -> PlanAck:
-    return PlanAck(
+    return made.ack(
         replica=R,
-        incarnation="i",
-        epoch=1,
-        plan_seq=1,
-        ack_seq=1,
         slots=pack([0]),
         computed=pack([1]),
         emitted=pack([emitted]),

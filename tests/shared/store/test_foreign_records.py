@@ -1,14 +1,11 @@
 """Values in the bucket of records that no service of ours wrote: they are left alone."""
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-import structlog
 from msgspec.structs import replace
 
 from shared.columns import pack
@@ -17,113 +14,92 @@ from shared.errors import BusTimeout, PeerError
 from shared.schemas import Record, Resume
 from shared.store.outputs import FRESH_S
 from shared.store.records import WHOLE_EVERY_S, Records
-from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+from shared.vocabulary import RequestKey
+from tests import made
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+QUIET = True
 
 
 def record(key: str) -> Record:
-    return Record(
-        key=RequestKey(key),
-        body_key="x.0",
-        owner="a",
-        state=RecordState.ACTIVE,
-        attempt=0,
-        service_class=ServiceClass.STANDARD,
-        tier="chat",
-        slo=Slo(ttft_s=1.0),
-        importance=1.0,
-        application="",
-        session="",
-        arrived_unix_s=0.0,
+    return made.record(
+        key,
         expires_unix_s=1.0,
         prompt_tokens=1,
         max_tokens=1,
-        stream_subject="_INBOX.t.x",
     )
 
 
-def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -> None:
+@virtual()
+async def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -> None:
     """The sweep takes the keys of records as they are; one that is no key once stopped it."""
-
-    async def main() -> None:
-        bus: Any = SimNet(Random(0), Faults()).connect("test")
-        for name, key in (("s.t.a", "t.a"), ("s.t.b", "t.a"), ("s.t.c", "a >.*"), ("s.t.d", "t.d")):
-            await bus.requests.create(name, msgspec.msgpack.encode(record(key)))
-        records = Records(bus.requests, bus.bodies)
-        assert sorted(stored.record.key for stored in await records.open()) == ["t.a", "t.d"]
-        for key in ("t.b", "t.c"):
-            with pytest.raises(PeerError):
-                await records.get(RequestKey(key))
-
-    run_virtual(main())
+    bus: Any = SimNet(Random(0), Faults()).connect("test")
+    for name, key in (("s.t.a", "t.a"), ("s.t.b", "t.a"), ("s.t.c", "a >.*"), ("s.t.d", "t.d")):
+        await bus.requests.create(name, msgspec.msgpack.encode(record(key)))
+    records = Records(bus.requests, bus.bodies)
+    assert sorted(stored.record.key for stored in await records.open()) == ["t.a", "t.d"]
+    for key in ("t.b", "t.c"):
+        with pytest.raises(PeerError):
+            await records.get(RequestKey(key))
 
 
-def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_being_deleted() -> None:
-    async def main() -> list[str]:
-        net = SimNet(Random(0), Faults())
-        bus: Any = net.connect("test")
-        records, update = Records(bus.requests, bus.bodies), net.requests.update
+@virtual()
+async def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_being_deleted() -> (
+    None
+):
+    net = SimNet(Random(0), Faults())
+    bus: Any = net.connect("test")
+    records, update = Records(bus.requests, bus.bodies), net.requests.update
 
-        def unanswered(*_: Any, **__: Any) -> int:
-            raise BusTimeout("no answer")
+    def unanswered(*_: Any, **__: Any) -> int:
+        raise BusTimeout("no answer")
 
-        for name in ("a", "b"):
-            made = replace(
-                record(f"t.{name}"),
-                resume=Resume(tokens=pack(range(200)), text="ab"),
-                cancelled=True,
-            )
-            await bus.requests.create(f"s.t.{name}", msgspec.msgpack.encode(made))
-            net.requests.update = unanswered  # type: ignore[method-assign]
-            with pytest.raises(BusTimeout):
-                await records.change(made.key, lambda seen: life.closed(seen, 0.0))
-            net.requests.update = update  # type: ignore[method-assign]
-        assert len(await records.outputs()) == 2
-        entry = await bus.requests.get("s.t.a")
-        await bus.requests.update("s.t.a", b"?", entry.revision)
-        await records.change(RequestKey("t.b"), lambda seen: life.closed(seen, 0.0))
-        await asyncio.sleep(FRESH_S + 1.0)
-        await records.tidy()
-        stored = await records.get(RequestKey("t.b"))
-        assert stored is not None
-        left = {key for key, _ in await bus.requests.scan("o.")} - {stored.record.output_key}
-        return sorted(key.rpartition(".")[0] for key in left)
-
-    assert run_virtual(main()) == ["o.t.a"]
+    for name in ("a", "b"):
+        made = replace(
+            record(f"t.{name}"),
+            resume=Resume(tokens=pack(range(200)), text="ab"),
+            cancelled=True,
+        )
+        await bus.requests.create(f"s.t.{name}", msgspec.msgpack.encode(made))
+        net.requests.update = unanswered  # type: ignore[method-assign]
+        with pytest.raises(BusTimeout):
+            await records.change(made.key, lambda seen: life.closed(seen, 0.0))
+        net.requests.update = update  # type: ignore[method-assign]
+    assert len(await records.outputs()) == 2
+    entry = await bus.requests.get("s.t.a")
+    await bus.requests.update("s.t.a", b"?", entry.revision)
+    await records.change(RequestKey("t.b"), lambda seen: life.closed(seen, 0.0))
+    await asyncio.sleep(FRESH_S + 1.0)
+    await records.tidy()
+    stored = await records.get(RequestKey("t.b"))
+    assert stored is not None
+    left = {key for key, _ in await bus.requests.scan("o.")} - {stored.record.output_key}
+    assert sorted(key.rpartition(".")[0] for key in left) == ["o.t.a"]
 
 
-def test_a_listing_reads_what_ended_before_the_oldest_open_record_no_more() -> None:
-    async def main() -> None:
-        bus: Any = SimNet(Random(0), Faults()).connect("test")
-        records, others = Records(bus.requests, bus.bodies), Records(bus.requests, bus.bodies)
-        for name in ("t.a", "t.b"):
-            made = replace(record(name), cancelled=True)
-            await bus.requests.create(f"s.{name}", msgspec.msgpack.encode(made))
+@virtual()
+async def test_a_listing_reads_what_ended_before_the_oldest_open_record_no_more() -> None:
+    bus: Any = SimNet(Random(0), Faults()).connect("test")
+    records, others = Records(bus.requests, bus.bodies), Records(bus.requests, bus.bodies)
+    for name in ("t.a", "t.b"):
+        made = replace(record(name), cancelled=True)
+        await bus.requests.create(f"s.{name}", msgspec.msgpack.encode(made))
 
-        async def seen(*, whole: bool = False) -> tuple[list[str], list[str]]:
-            listing = await records.listing(whole=whole)
-            return [stored.record.key for stored in listing.open], sorted(listing.others)
+    async def seen(*, whole: bool = False) -> tuple[list[str], list[str]]:
+        listing = await records.listing(whole=whole)
+        return [stored.record.key for stored in listing.open], sorted(listing.others)
 
-        await others.change(RequestKey("t.a"), lambda one: life.closed(one, 0.0))
-        assert await seen() == (["t.b"], ["t.a"])
-        assert await seen() == (["t.b"], ["t.a"]), "it ended after `t.b` was written"
-        await others.change(RequestKey("t.b"), lambda one: replace(one, left="x"))
-        assert await seen() == (["t.b"], ["t.a"])
-        assert await seen() == (["t.b"], [])
-        await others.change(RequestKey("t.b"), lambda one: life.closed(one, 0.0))
-        assert await seen() == ([], ["t.b"]), "what was open is listed once more"
-        assert await seen() == ([], [])
-        assert await seen(whole=True) == ([], ["t.a", "t.b"])
-        await asyncio.sleep(WHOLE_EVERY_S)
-        assert await seen() == ([], ["t.a", "t.b"])
-
-    run_virtual(main())
+    await others.change(RequestKey("t.a"), lambda one: life.closed(one, 0.0))
+    assert await seen() == (["t.b"], ["t.a"])
+    assert await seen() == (["t.b"], ["t.a"]), "it ended after `t.b` was written"
+    await others.change(RequestKey("t.b"), lambda one: replace(one, left="x"))
+    assert await seen() == (["t.b"], ["t.a"])
+    assert await seen() == (["t.b"], [])
+    await others.change(RequestKey("t.b"), lambda one: life.closed(one, 0.0))
+    assert await seen() == ([], ["t.b"]), "what was open is listed once more"
+    assert await seen() == ([], [])
+    assert await seen(whole=True) == ([], ["t.a", "t.b"])
+    await asyncio.sleep(WHOLE_EVERY_S)
+    assert await seen() == ([], ["t.a", "t.b"])

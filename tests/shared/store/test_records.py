@@ -17,7 +17,8 @@ from shared.core.record.record import cancelled, closed
 from shared.errors import BusTimeout, StoreDamaged, StoreFull
 from shared.schemas import Body, Record, Resume, Sampling
 from shared.store.records import Records
-from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+from shared.vocabulary import RequestKey
+from tests import made
 from tests.shared.store.bucket_sizes import resize
 
 BODY = Body(prompt=pack(range(10_000)), sampling=Sampling())
@@ -32,12 +33,13 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
 
 def new(records: Records, name: str = "") -> Record:
     key = RequestKey(f"default.{name or uuid.uuid4().hex}")
-    return Record(
-        key=key, body_key=records.body_key(key), owner="a", state=RecordState.ACTIVE, attempt=0,
-        service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=1.0), importance=1.0,
-        application="", session="", arrived_unix_s=0.0, expires_unix_s=100.0,
-        prompt_tokens=10_000, max_tokens=10, stream_subject="slo.v1.stream.x",
-    )  # fmt: skip
+    return made.record(
+        key,
+        body_key=records.body_key(key),
+        expires_unix_s=100.0,
+        prompt_tokens=10000,
+        stream_subject="slo.v1.stream.x",
+    )
 
 
 async def cancelled_with_output(records: Records) -> Record:

@@ -310,15 +310,6 @@ def test_a_broken_template_stops_the_start(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_how_long_a_token_takes_to_read() -> None:
-    feed = Tokenizer.builtin().detokenizer().feed
-    tokens = list("words and wörds ".encode()) * 2000
-    began_s = time.perf_counter()
-    for token in tokens:
-        feed(token)
-    print(f"detokenizer: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token")
-
-
 def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
     tokenizer = Tokenizer.load(shipped.folder("slackline-5m"))
     reading = threading.Thread(target=tokenizer.encode, args=("the quick brown fox " * 50_000,))

@@ -39,16 +39,13 @@ from shared.schemas import (
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
+from tests import made
 from tests.simulated.bus import SimNet
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import virtual
 
 
 def worker(engine: str) -> Announce:
-    return Announce(
-        replica=ReplicaId("r1"), incarnation="i", at_unix_s=0.0, model="m", engine=engine,
-        profile="p", pool="", kv_blocks=100_000,
-        block_tokens=16, context_tokens=1_000_000, max_slots=8, epoch=0,
-    )  # fmt: skip
+    return made.announce(engine=engine, profile="p", kv_blocks=100000, context_tokens=1000000)
 
 
 def asked(logprobs: int | None, max_tokens: int = 1000) -> GenerateRequest:
@@ -232,33 +229,32 @@ def test_the_memory_that_a_long_prompt_took_is_given_back() -> None:
     assert int(done.stdout) < 180
 
 
-def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_to_be_heard() -> None:
+@virtual()
+async def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_to_be_heard() -> (
+    None
+):
     """Admission begins to listen anew again and again, as when its store cannot be reached."""
+    clock = SimNet(Random(1)).clock
+    workers = Workers(clock, 3.0, Registry())
+    door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
 
-    async def main() -> float:
-        clock = SimNet(Random(1)).clock
-        workers = Workers(clock, 3.0, Registry())
-        door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
+    async def disturb() -> None:
+        while True:
+            workers.forget()
+            await asyncio.sleep(2.0)
 
-        async def disturb() -> None:
-            while True:
-                workers.forget()
-                await asyncio.sleep(2.0)
-
-        disturbing = asyncio.create_task(disturb())
-        began = clock.unix_s()
-        async with asyncio.timeout(60.0):
-            with pytest.raises(PeerError, match="ask again") as refused:
-                await door.read(
-                    replace(asked(None), model="unknown"), RequestKey("t.a"), "chat",
-                    payload_bytes=0, digest=b"", arrived_unix_s=began, json=False, traceparent="",
-                    caller="",
-                )  # fmt: skip
-        disturbing.cancel()
-        assert refused.value.code == "server_is_overloaded"
-        return clock.unix_s() - began
-
-    assert 3.0 < run_virtual(main()) < 10.0
+    disturbing = asyncio.create_task(disturb())
+    began = clock.unix_s()
+    async with asyncio.timeout(60.0):
+        with pytest.raises(PeerError, match="ask again") as refused:
+            await door.read(
+                replace(asked(None), model="unknown"), RequestKey("t.a"), "chat",
+                payload_bytes=0, digest=b"", arrived_unix_s=began, json=False, traceparent="",
+                caller="",
+            )  # fmt: skip
+    disturbing.cancel()
+    assert refused.value.code == "server_is_overloaded"
+    assert 3.0 < clock.unix_s() - began < 10.0
 
 
 async def test_the_word_of_a_caller_takes_nothing_from_other_tenants() -> None:

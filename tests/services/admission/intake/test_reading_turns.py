@@ -9,7 +9,7 @@ import pytest
 
 from services.admission.intake.reading_turns import HUGE_BYTES, WAIT_S, Turns
 from shared.errors import PeerError
-from tests.simulated.virtual_loop import run_virtual
+from tests.simulated.virtual_loop import run_virtual, virtual
 
 SECOND = 200_000  # bytes that are read in one second; no text of a second is huge
 TENANTS = {"a": 1.0, "b": 1.0, "heavy": 3.0}
@@ -46,14 +46,11 @@ async def all_of(reads: list[Coroutine[Any, Any, None]]) -> None:
             group.create_task(read)
 
 
-def test_a_tenant_waits_for_no_line_of_another() -> None:
-    async def main() -> Reading:
-        reading = Reading()
-        crowd = [reading.read("a", SECOND // 10) for _ in range(100)]
-        await all_of([*crowd, reading.read("b", SECOND // 10)])
-        return reading
-
-    reading = run_virtual(main())
+@virtual()
+async def test_a_tenant_waits_for_no_line_of_another() -> None:
+    reading = Reading()
+    crowd = [reading.read("a", SECOND // 10) for _ in range(100)]
+    await all_of([*crowd, reading.read("b", SECOND // 10)])
     assert reading.most == 2
     assert reading.began_s["b"] == [pytest.approx(0.1)]
     assert reading.began_s["a"][-1] > 4.0
@@ -77,18 +74,15 @@ def test_tenants_that_wait_have_bytes_read_by_their_weights() -> None:
     assert 2 * by_then["b"] == pytest.approx(by_then["a"], abs=5)
 
 
-def test_beside_huge_texts_others_go_on_and_what_waits_too_long_is_refused() -> None:
-    async def main() -> Reading:
-        reading = Reading()
-        huge = [reading.read("a", 3 * SECOND) for _ in range(20)]
-        await all_of([*huge, *(reading.read("b", SECOND // 10) for _ in range(10))])
-        assert asyncio.get_running_loop().time() == pytest.approx(9.0)
-        # what was refused was not read, and its tenant does not pay for it
-        await all_of([reading.read("b", SECOND // 10) for _ in range(20)])
-        await all_of([reading.read("a", SECOND), *(reading.read("b", SECOND) for _ in range(9))])
-        return reading
-
-    reading = run_virtual(main())
+@virtual()
+async def test_beside_huge_texts_others_go_on_and_what_waits_too_long_is_refused() -> None:
+    reading = Reading()
+    huge = [reading.read("a", 3 * SECOND) for _ in range(20)]
+    await all_of([*huge, *(reading.read("b", SECOND // 10) for _ in range(10))])
+    assert asyncio.get_running_loop().time() == pytest.approx(9.0)
+    # what was refused was not read, and its tenant does not pay for it
+    await all_of([reading.read("b", SECOND // 10) for _ in range(20)])
+    await all_of([reading.read("a", SECOND), *(reading.read("b", SECOND) for _ in range(9))])
     assert (reading.most, reading.most_huge) == (2, 1)
     assert reading.began_s["b"][9] < 1.1
     assert reading.refused == 20 - 3
@@ -97,20 +91,18 @@ def test_beside_huge_texts_others_go_on_and_what_waits_too_long_is_refused() -> 
     assert 6.0 < WAIT_S < 9.0
 
 
-def test_a_turn_that_comes_as_its_caller_is_cancelled_goes_to_the_next() -> None:
-    async def main() -> None:
-        turns = Turns(1)
+@virtual()
+async def test_a_turn_that_comes_as_its_caller_is_cancelled_goes_to_the_next() -> None:
+    turns = Turns(1)
 
-        async def wait() -> None:
-            async with turns.turn("a", 1.0, 1):
-                pass
-
+    async def wait() -> None:
         async with turns.turn("a", 1.0, 1):
-            gone, stays = asyncio.create_task(wait()), asyncio.create_task(wait())
-            await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        assert gone.cancelled()
-        await stays
+            pass
 
-    run_virtual(main())
+    async with turns.turn("a", 1.0, 1):
+        gone, stays = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    assert gone.cancelled()
+    await stays

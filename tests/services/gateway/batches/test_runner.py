@@ -24,7 +24,7 @@ from shared.bus.nats import NatsBus, connect
 from shared.bus.objects import ObjectInfo
 from shared.clock import Clock
 from shared.rules.rules import Rules
-from tests.services.gateway.test_gateway import WITHIN_S
+from tests.services.gateway.site import WITHIN_S
 
 LINES = [
     msgspec.json.encode(

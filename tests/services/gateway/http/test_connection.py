@@ -10,7 +10,7 @@ import pytest
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve, within_open_files
 from shared.telemetry.telemetry import Off
-from tests.services.gateway.test_gateway import WITHIN_S, gateway, site
+from tests.services.gateway.site import WITHIN_S, gateway, site
 
 HEAD_S = 0.5
 HALF = b"GET /health HTTP/1.1\r\nHost: a\r\n"

@@ -19,8 +19,8 @@ from shared.process.configuration import load
 from shared.rules import http_keys
 from shared.telemetry.telemetry import Off
 from tests.self_signed import certificate_in
+from tests.services.gateway.site import WITHIN_S, key_of, new_id, site
 from tests.services.gateway.standin_fleet import MODEL, standing_in
-from tests.services.gateway.test_gateway import WITHIN_S, key_of, new_id, site
 
 ASKED: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
 

@@ -4,14 +4,14 @@ from services.worker.core.ack_builder import AckBuilder
 from shared.columns import pack, unpack_list
 from shared.core.replica.ack_columns import well_formed
 from shared.core.worker.step import Step, Timing, TurnDone
-from shared.schemas import BatchPlan, PlanAck
+from shared.schemas import PlanAck
 from shared.vocabulary import FinishReason, ReplicaId
+from tests import made
 
 REPLICA = ReplicaId("r")
-PLAN = BatchPlan(
-    replica=REPLICA, incarnation="i", epoch=4, sync=0, seq=7, slots=pack([1, 2, 3, 5]),
-    caps=pack([1, 8, 1, 1]), predicted_s=0.01, preempted=pack([6]),
-)  # fmt: skip
+PLAN = made.plan(
+    [1, 2, 3, 5], [1, 8, 1, 1], replica=REPLICA, epoch=4, sync=0, seq=7, preempted=pack([6])
+)
 
 
 def built(ack: AckBuilder) -> PlanAck:

@@ -5,14 +5,12 @@ from msgspec.structs import replace
 
 from services.worker.core.plan_queue import PlanQueue
 from shared.columns import pack
-from shared.schemas import BatchPlan, Selection
+from shared.schemas import Selection
 from shared.vocabulary import ReplicaId
+from tests import made
 
 SLOTS = 4
-PLAN = BatchPlan(
-    replica=ReplicaId("r"), incarnation="i", epoch=2, sync=3, seq=2,
-    slots=pack([0, 1]), caps=pack([1, 8]), predicted_s=0.01,
-)  # fmt: skip
+PLAN = made.plan([0, 1], [1, 8], replica=ReplicaId("r"), epoch=2, sync=3, seq=2)
 DRAFTS = Selection(method="chain", depth=pack([3, 0]), width=pack([1, 1]), budget_tokens=9)
 SHORT = replace(DRAFTS, depth=pack([1]), width=b"")
 

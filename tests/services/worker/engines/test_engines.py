@@ -291,20 +291,6 @@ def test_drafting_takes_its_part_of_the_time_and_without_drafts_the_root_is_veri
     assert took_s[0.1] == pytest.approx(2 * (5e-3 + 16e-4 + verifying_s + drafting_s))
 
 
-def test_how_well_real_sleeps_keep_the_timeline() -> None:
-    engine = sim(wait=time.sleep, pace=4.0)
-    load(engine, 0, [1])
-    engine.execute([Work(Slot(0), 1, True)], None)
-    ends, predicted_s = [time.monotonic()], [0.0]
-    for _ in range(50):
-        predicted_s.append(predicted_s[-1] + engine.execute([Work(Slot(0), 1, True)], None).exec_s)
-        ends.append(time.monotonic())
-    late_s = [end - at for end, at in zip(ends, predicted_s, strict=True)]
-    late_us = sorted((each - min(late_s)) * 1e6 for each in late_s)
-    p50_us, p98_us = late_us[25], late_us[49]
-    print(f"sim: 50 iterations of 22 ms, their ends late: p50 {p50_us:.0f} us, p98 {p98_us:.0f} us")
-
-
 # ---------------------------------------------------------------- draws
 
 

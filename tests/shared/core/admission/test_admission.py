@@ -20,6 +20,7 @@ from shared.core.offer import as_offer
 from shared.policy import registry
 from shared.schemas import Digest, OfferDeclined, PoolDigest, PoolLane, Record
 from shared.vocabulary import ReplicaId, ServiceClass
+from tests import made
 from tests.shared.core.placed_record import placed
 from tests.shared.core.pooled import NOW, pooled
 
@@ -31,11 +32,9 @@ FULL = PoolDigest(
 
 
 def digest(replica: ReplicaId = REPLICA) -> Digest:
-    return Digest(
-        replica=replica, incarnation="1", planner="p", at_unix_s=NOW, model="", pool="", waiting=0,
-        running=0, best_effort=0, waiting_prefill_tokens=0, backlog_s=0.0, kv_blocks=999,
-        kv_free_blocks=999, free_slots=8, surplus=True,
-    )  # fmt: skip
+    return made.digest(
+        replica, incarnation="1", at_unix_s=NOW, model="", kv_blocks=999, kv_free_blocks=999
+    )
 
 
 def declined(record: Record, *, told: bool, pool: PoolDigest = FULL) -> AdmissionAction:

@@ -5,28 +5,34 @@ from msgspec.structs import replace
 
 from shared.core.record.explanation import answer, shares
 from shared.request_timeline import Account, Cause, RequestTimeline
-from shared.schemas import FirstMissed, Record, Resume, Verdict
+from shared.schemas import FirstMissed, Resume
 from shared.vocabulary import (
     FinishReason,
     Missed,
     RecordState,
-    RequestKey,
-    ServiceClass,
     Slo,
 )
+from tests import made
 
-ENDED = Verdict(
-    finish_reason=FinishReason.LENGTH, slo_met=False, relegated=False,
-    service_class=ServiceClass.STANDARD, prompt_tokens=4, output_tokens=40, attempts=1,
-    ttft_s=0.4, worst_tbt_s=0.05, mean_tpot_s=0.04, ttlt_s=5.0, ended_unix_s=5.0,
-)  # fmt: skip
-RECORD = Record(
-    key=RequestKey("t.q"), body_key="b", owner="a", state=RecordState.ENDED, attempt=1,
-    service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=0.5, tbt_s=0.03),
-    importance=1.0, application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
-    prompt_tokens=4, max_tokens=40, stream_subject="s",
+ENDED = made.verdict(
+    finish_reason=FinishReason.LENGTH,
+    slo_met=False,
+    prompt_tokens=4,
+    output_tokens=40,
+    ttft_s=0.4,
+    worst_tbt_s=0.05,
+    mean_tpot_s=0.04,
+    ttlt_s=5.0,
+    ended_unix_s=5.0,
+)
+RECORD = made.record(
+    state=RecordState.ENDED,
+    attempt=1,
+    slo=Slo(ttft_s=0.5, tbt_s=0.03),
+    prompt_tokens=4,
+    max_tokens=40,
     resume=Resume(diary=RequestTimeline(account=Account(until_unix_s=5.0, decodes_s=0.5))),
-)  # fmt: skip
+)
 
 
 def missed(due_s: float, came_s: float | None) -> str:

@@ -20,10 +20,10 @@ from shared.vocabulary import (
     FinishReason,
     RecordState,
     ReplicaId,
-    RequestKey,
     ServiceClass,
     Slo,
 )
+from tests import made
 
 NOW = 1000.0
 OWNER, OTHER = "admission-1", "admission-2"
@@ -44,21 +44,14 @@ CHANGING = {
     "output_key",
 }
 
-NEW = Record(
-    key=RequestKey("t.1"),
+NEW = made.record(
+    "t.1",
     body_key="t.1.0",
     owner=OWNER,
-    state=RecordState.ACTIVE,
-    attempt=0,
-    service_class=ServiceClass.STANDARD,
-    tier="chat",
     slo=Slo(ttft_s=1.0, tbt_s=0.1),
-    importance=1.0,
     application="chat",
-    session="",
     arrived_unix_s=NOW,
     expires_unix_s=NOW + 60.0,
-    prompt_tokens=10,
     max_tokens=20,
     stream_subject="slo.v1.stream.t.1",
 )

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.record import record as life
 from shared.core.record.time_accounting import Chunk, Spent, TimeAccounting
@@ -24,12 +23,9 @@ from shared.request_timeline import (
 )
 from shared.schemas import (
     AttemptOver,
-    BatchPlan,
     Body,
     Held,
-    Hold,
     LogEntry,
-    OfferAccepted,
     Record,
     Sampling,
 )
@@ -41,6 +37,7 @@ from shared.vocabulary import (
     ServiceClass,
     Slo,
 )
+from tests import made
 
 SLOTS, PROMPT, OUTPUT = 6, 40, 12
 CLOSE_S = 1e-6
@@ -48,23 +45,14 @@ CLOSE_S = 1e-6
 
 def new_record(number: int, now_s: float) -> Record:
     tenant, tier = ("acme", "other")[number % 2], ("chat", "summary")[number // 2 % 2]
-    return Record(
-        key=RequestKey(f"{tenant}.q{number}"),
-        body_key="b",
+    return made.record(
+        f"{tenant}.q{number}",
         owner="admission-1",
-        state=RecordState.ACTIVE,
-        attempt=0,
-        service_class=ServiceClass.STANDARD,
         tier=tier,
         slo=Slo(ttft_s=0.5, tbt_s=0.03),
-        importance=1.0,
-        application="",
-        session="",
         arrived_unix_s=now_s,
-        expires_unix_s=now_s + 1e6,
         prompt_tokens=PROMPT,
         max_tokens=OUTPUT,
-        stream_subject="s",
     )
 
 
@@ -72,11 +60,7 @@ class Replica:
     """A worker core whose engine makes up what it did, and its log."""
 
     def __init__(self, name: str, rng: Random) -> None:
-        self.core = WorkerCore(
-            ReplicaId(name), "i", kv_blocks=1000, block_tokens=16, context_tokens=4096,
-            max_slots=SLOTS,
-        )  # fmt: skip
-        self.core.resync(1, 1)
+        self.core = made.worker_core(name, kv_blocks=1000, context_tokens=4096, max_slots=SLOTS)
         self.rng, self.seq = rng, 0
         self.log: list[LogEntry] = []
         self.slots: dict[int, Record] = {}
@@ -86,11 +70,10 @@ class Replica:
         if not free:
             return False
         slot = self.rng.choice(free)
-        hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
         body = Body(
             prompt=pack([1] * PROMPT), sampling=Sampling(max_tokens=OUTPUT, ignore_eos=True)
         )
-        assert self.core.hold(hold, record, body, now_unix_s=now_s) == OfferAccepted()
+        made.hold(self.core, slot, record, body, now_unix_s=now_s)
         self.slots[slot] = record
         return True
 
@@ -100,14 +83,18 @@ class Replica:
         left = [slot for slot in here if rng.random() < 0.04]
         self.seq += 1
         predicted_s = rng.choice([0.0, 0.02, 0.1])
-        plan = BatchPlan(
-            replica=self.core.replica, incarnation="i", epoch=1, sync=1, seq=self.seq,
-            slots=pack(run), caps=pack([rng.choice([1, 7, 50]) for _ in run]),
-            predicted_s=predicted_s, decodes_s=predicted_s * rng.random(),
-            released=pack(left), released_why=[rng.choice(["drained", "relegated"]) for _ in left],
+        plan = made.plan(
+            run,
+            [rng.choice([1, 7, 50]) for _ in run],
+            replica=self.core.replica,
+            seq=self.seq,
+            predicted_s=predicted_s,
+            decodes_s=predicted_s * rng.random(),
+            released=pack(left),
+            released_why=[rng.choice(["drained", "relegated"]) for _ in left],
             preempted=pack([slot for slot in here if rng.random() < 0.03]),
             relegated=pack([slot for slot in here if rng.random() < 0.03]),
-        )  # fmt: skip
+        )
         assert self.core.plan(plan) is None
         turn = self.core.begin(now_unix_s=now_s)
         assert turn is not None

@@ -15,23 +15,17 @@ from shared.core.replica.fairness import CREDIT_TOKENS, QUANTUM_TOKENS, STEP, Fa
 from shared.core.replica.request_table import RequestTable
 from shared.rules.tiers import DEFAULT
 from shared.schemas import Offer
-from shared.vocabulary import RequestKey, ServiceClass, Slo
+from tests import made
 from tests.rings import slow_but
 
 SEED = 1
 
 
 def offer(tenant: str, number: int, *, tokens: int = 1000, **more: float) -> Offer:
-    return Offer(
-        key=RequestKey(f"{tenant}.{number}"),
-        attempt=1,
-        service_class=ServiceClass.STANDARD,
-        tier="chat",
-        slo=Slo(ttft_s=1.0),
+    return made.offer(
+        f"{tenant}.{number}",
         application="chat",
-        arrived_unix_s=0.0,
         prompt_tokens=tokens,
-        max_tokens=10,
         **{"importance": 1.0, **more},
     )
 

@@ -17,8 +17,9 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Choice, Phase, Speculation
 from shared.policy.speculation import draft_s
-from shared.schemas import Offer, PlanAck
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.schemas import Offer
+from shared.vocabulary import Slo
+from tests import made
 from tests.shared.core.docstring_table import Row, cases, promised
 from tests.shared.policy.views import Linear
 
@@ -39,14 +40,17 @@ class HalfASecond(Profile):
 
 def offer(key: str, generated: int, ttft_s: float | None) -> Offer:
     slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
-    return Offer(
-        key=RequestKey(key), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
-        slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT,
+    return made.offer(
+        key,
+        slo=slo,
+        arrived_unix_s=NOW - 1.0,
+        prompt_tokens=PROMPT,
         max_tokens=50,
-        generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
+        generated_tokens=generated,
+        next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
         first_token_unix_s=NOW - 0.2 if generated else math.inf,
         newest_token_unix_s=NOW - 0.1 if generated else math.inf,
-    )  # fmt: skip
+    )
 
 
 class Scene:
@@ -69,11 +73,7 @@ class Scene:
     def acked(self, emitted: int, ended_unix_s: float) -> None:
         """The decode of the first plan in flight ended, with so many tokens."""
         flight = self.ahead.flights.popleft()
-        ack = PlanAck(
-            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
-            slots=pack([SLOT]), computed=pack([emitted]), emitted=pack([emitted]),
-            ended_unix_s=ended_unix_s,
-        )  # fmt: skip
+        ack = made.ack({SLOT: (emitted, emitted)}, plan_seq=0, ended_unix_s=ended_unix_s)
         Reconciliation(self.table, self.ahead).reconcile(flight, ack)
         self.ahead.retime(ended_unix_s, HalfASecond())
 
@@ -150,11 +150,9 @@ def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> N
     ended = END + 0.01
     flight = scene.ahead.flights.popleft()
     cached = max(computed - caps[0], 0)
-    ack = PlanAck(
-        replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
-        slots=pack([SLOT]), computed=pack([computed]), emitted=pack([emitted]),
-        cached=pack([cached]) if cached else b"", ended_unix_s=ended,
-    )  # fmt: skip
+    found = pack([cached]) if cached else b""
+    did = {SLOT: (computed, emitted)}
+    ack = made.ack(did, plan_seq=0, cached=found, ended_unix_s=ended)
     landing = Reconciliation(scene.table, scene.ahead).reconcile(flight, ack)
     assert landing.missed == 1
     after = scene.row()
@@ -227,12 +225,10 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
             cap == (4 if slot in of else 1) for slot, cap in zip(order, entries.caps, strict=True)
         )
         ahead.flights.popleft()
-        made = pack([1 + accepted if slot in of else 1 for slot in order])
-        ack = PlanAck(
-            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
-            slots=pack(order), computed=made, emitted=made,
-            drafted=pack([3 if slot in of else 0 for slot in order]), ended_unix_s=END,
-        )  # fmt: skip
+        tokens = {slot: 1 + accepted if slot in of else 1 for slot in order}
+        drafted = pack([3 if slot in of else 0 for slot in order])
+        did = {slot: (count, count) for slot, count in tokens.items()}
+        ack = made.ack(did, plan_seq=0, drafted=drafted, ended_unix_s=END)
         Reconciliation(table, ahead).reconcile(flight, ack)
         table.check()
         return of
@@ -242,69 +238,6 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
     assert drafting([2, 0, 1], 0) == [0, 1]
     table.remove(0)
     assert drafting([1, 2], 0) == [1, 2]
-
-
-def test_draft_kv_that_requests_share_counts_once_and_is_free_only_when_the_last_has_left() -> None:
-    """Two decodes of 24 tokens draft three deep, in seven blocks of four each. Their first six hold
-    the same. When one of them leaves, or loses its KV, all of it may be what the other has.
-    """
-
-    def drafting() -> tuple[RequestTable, Prediction]:
-        table = RequestTable(
-            slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16
-        )
-        ahead = Prediction(table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
-        for slot in (0, 1):
-            table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
-        launch(ahead)
-        ahead.flights.popleft()
-        assert table.draft_free_blocks() == 2
-        ahead.share(0, 6)
-        assert table.draft_free_blocks() == 8
-        return table, ahead
-
-    def launch(ahead: Prediction) -> None:
-        depth, width = np.full(2, 3, dtype=np.int32), np.ones(2, dtype=np.int32)
-        speculation = Speculation("chain", depth, width, 1 << 20)
-        choice = Choice(slots=np.array([0, 1]), caps=depth + np.int32(1), speculation=speculation)
-        ahead.launch(0, ahead.entries(choice), NOW, HalfASecond())
-
-    table, ahead = drafting()
-    table.remove(0)
-    assert table.draft_free_blocks() == 9
-    ahead.share(0, 0)
-    assert table.draft_free_blocks() == 9
-
-    table, ahead = drafting()
-    ahead.preempt(0)
-    assert table.draft_free_blocks() == 9
-    ahead.share(0, 6)  # the ack of a plan from before
-    assert table.draft_free_blocks() == 9
-    ahead.launch(
-        1, ahead.entries(Choice(slots=np.array([1]), caps=np.array([1]))), NOW, HalfASecond()
-    )
-    ahead.share(0, 6)
-    assert table.draft_free_blocks() == 9
-    ahead.flights.clear()
-    ahead.share(0, 0)  # and of that which drops it
-    assert table.draft_free_blocks() == 9
-
-
-def test_draft_kv_that_turns_out_to_be_shared_no_more_is_not_promised_again() -> None:
-    """The worker freed a request that shared before its end was reported."""
-    table = RequestTable(
-        slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=10
-    )
-    for slot in (0, 1):
-        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
-    table.share(0, 6)
-    assert table.draft_free_blocks() == 4
-    table.share(0, 0)
-    table.check()
-    assert table.draft_free_blocks() == 0
-    table.remove(0)
-    table.check()
-    assert table.draft_free_blocks() == 4
 
 
 def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:

@@ -5,27 +5,25 @@ from dataclasses import fields
 import numpy as np
 
 from shared.core.replica.request_table import COLUMNS, RequestTable
-from shared.perf.iteration_time import Profile
-from shared.perf.shape import BatchShape
 from shared.policy.seam import Rows, View
 from shared.schemas import Offer
-from shared.vocabulary import RequestKey, ServiceClass, Slo
-
-
-class Linear(Profile):
-    name = "linear"
-
-    def batch_s(self, shape: BatchShape) -> float:
-        return 0.01
+from shared.vocabulary import Slo
+from tests import made
+from tests.shared.policy.views import Linear
 
 
 def offer(number: int) -> Offer:
-    return Offer(
-        key=RequestKey(f"t.{number}"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
-        slo=Slo(ttft_s=1.0, tbt_s=0.1), importance=float(number), application=f"a{number}",
-        arrived_unix_s=1000.0 + number, prompt_tokens=10 + number, max_tokens=20,
-        next_due_unix_s=1001.0 + number, expires_unix_s=2000.0 + number,
-    )  # fmt: skip
+    return made.offer(
+        f"t.{number}",
+        slo=Slo(ttft_s=1.0, tbt_s=0.1),
+        importance=float(number),
+        application=f"a{number}",
+        arrived_unix_s=1000.0 + number,
+        prompt_tokens=10 + number,
+        max_tokens=20,
+        next_due_unix_s=1001.0 + number,
+        expires_unix_s=2000.0 + number,
+    )
 
 
 def row(table: RequestTable, slot: int) -> dict[str, object]:

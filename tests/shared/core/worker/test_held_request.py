@@ -4,30 +4,21 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.worker.held_request import HeldRequest
 from shared.core.worker.step import TurnDone
 from shared.schemas import (
-    BatchPlan,
     Body,
-    Hold,
     LogEntry,
-    OfferAccepted,
-    Record,
     Resume,
     Sampling,
 )
 from shared.store.acklog import fold
-from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import FinishReason, ReplicaId
+from tests import made
 from tests.shared.core.placed_record import placed
 
-RECORD = Record(
-    key=RequestKey("t.q"), body_key="b", owner="a", state=RecordState.ACTIVE, attempt=1,
-    service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=1.0), importance=1.0,
-    application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
-    prompt_tokens=4, max_tokens=40, stream_subject="s",
-)  # fmt: skip
+RECORD = made.record(attempt=1, expires_unix_s=1000000.0, prompt_tokens=4, max_tokens=40)
 
 
 def test_it_ends_where_its_record_says_if_that_is_before_what_was_asked_for() -> None:
@@ -46,25 +37,22 @@ class Attempt:
     """An attempt at a request with a prompt of 100 tokens, of which the engine finds some."""
 
     def __init__(self, resume: Resume | None = None) -> None:
-        replica = ReplicaId("r1")
-        self.worker = WorkerCore(
-            replica, "i", kv_blocks=100, block_tokens=16, context_tokens=4096, max_slots=4
-        )
-        self.worker.resync(1, 1)
+        self.worker = made.worker_core(context_tokens=4096, max_slots=4)
         self.log: list[LogEntry] = []
         record = replace(RECORD, prompt_tokens=100, resume=resume or Resume())
-        self.record = record = placed(record, replica, "i")
-        hold = Hold(epoch=1, sync=1, slot=0, key=record.key, attempt=record.attempt)
+        self.record = record = placed(record, self.worker.replica, "i")
         body = Body(prompt=pack([1] * 100), sampling=Sampling(max_tokens=40))
-        assert self.worker.hold(hold, record, body, now_unix_s=0.0) == OfferAccepted()
+        made.hold(self.worker, 0, record, body)
 
     def run(self, computed: int, cached: int, tokens: int, *, preempt: bool = False) -> None:
         seq = self.worker.next_seq
-        plan = BatchPlan(
-            replica=ReplicaId("r1"), incarnation="i", epoch=1, sync=1, seq=seq, slots=pack([0]),
-            caps=pack([max(1, computed - cached)]), predicted_s=0.05,
+        plan = made.plan(
+            [0],
+            [max(1, computed - cached)],
+            seq=seq,
+            predicted_s=0.05,
             preempted=pack([0]) if preempt else b"",
-        )  # fmt: skip
+        )
         assert self.worker.plan(plan) is None
         assert self.worker.begin(now_unix_s=seq) is not None
         did = TurnDone(computed, (7,) * tokens, "x" * tokens, None, cached=cached)

@@ -6,7 +6,8 @@ from shared.perf.shape import BatchShape
 from shared.policy.seam import Ended, Observation, Phase, View
 from shared.policy.slos_serve.policy import Settings, SlosServe
 from shared.schemas import Offer
-from shared.vocabulary import RequestKey, ServiceClass, Slo
+from shared.vocabulary import Slo
+from tests import made
 from tests.shared.policy.views import NOW, Row
 
 
@@ -40,20 +41,11 @@ def decoding(
 
 def offer(n: int = 0, *, tokens: int = 500, slo: Slo | None = None, **more: object) -> Offer:
     slo = slo or Slo(ttft_s=1.0, tbt_s=0.1)
-    values: dict[str, object] = {
-        "key": RequestKey(f"t.{n}"),
-        "attempt": 1,
-        "service_class": ServiceClass.STANDARD,
-        "tier": "any",
-        "slo": slo,
-        "importance": 1.0,
-        "application": "a",
-        "arrived_unix_s": NOW,
-        "prompt_tokens": tokens,
-        "max_tokens": 400,
-        "next_due_unix_s": slo.first_due_unix_s(NOW),
-    }
-    return Offer(**{**values, **more})  # type: ignore[arg-type]
+    values = {
+        "slo": slo, "application": "a", "arrived_unix_s": NOW, "prompt_tokens": tokens,
+        "max_tokens": 400, "next_due_unix_s": slo.first_due_unix_s(NOW),
+    }  # fmt: skip
+    return made.offer(f"t.{n}", **{**values, **more})
 
 
 def accepted(seen: View, offers: Sequence[Offer], by: SlosServe | None = None) -> list[bool]:

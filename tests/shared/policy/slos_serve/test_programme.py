@@ -174,41 +174,12 @@ def test_the_figure_of_the_paper_takes_two_of_three() -> None:
     assert choose(of).tolist() == [True, False, True]
 
 
-def test_of_equal_ones_the_long_prompt_is_left_out() -> None:
-    of = problem([1.0, 1.0, 1.1, 1.2], [900.0, 300.0, 300.0, 300.0])
-    assert choose(of).tolist() == [False, True, True, True]
-
-
-def test_an_important_one_goes_before_several_others() -> None:
-    of = problem([1.0, 1.0, 1.1, 1.2], [900.0, 300.0, 300.0, 280.0], value=[10.0, 1.0, 1.0, 1.0])
-    assert choose(of).tolist() == [True, False, False, True]
-
-
-def test_memory_alone_keeps_one_out() -> None:
-    of = problem([5.0, 6.0, 7.0], [10.0, 10.0, 10.0], blocks=[50, 30, 40], free_blocks=80)
-    assert choose(of).tolist() in ([True, True, False], [False, True, True])
-    assert choose(of._replace(value=np.array([3.0, 1.0, 1.0]))).tolist() == [True, True, False]
-
-
-def test_no_request_is_taken_whose_decode_would_find_no_time() -> None:
-    """20 decodes at 50 ms take 400 tokens/s; a 48th and 49th would take all of 1,000 and more."""
-    of = problem([1.0, 1.0, 1.0, 1.0], [1.0] * 4, decoding=(48, 0))
-    assert int(choose(of).sum()) == 2
-
-
 def test_beside_decodes_that_are_too_many_already_nobody_is_taken() -> None:
     of = eased(
         problem([1.0, 2.0, 0.5], [10.0, 10.0, 10.0], new=[True, True, False], decoding=(60, 0)),
         never_s=1e6,
     )
     assert choose(of).tolist() == choose_greedily(of, TPOT_S).tolist() == [False, False, True]
-
-
-def test_forced_ones_are_served_and_new_ones_may_not_make_them_late() -> None:
-    of = problem([1.0, 0.5], [900.0, 200.0], new=[False, True])
-    assert choose(of).tolist() == [False, True]  # in order of deadlines: the new one first
-    of = problem([1.0, 0.5], [780.0, 200.0], new=[False, True])
-    assert choose(of).tolist() == [True, True]
 
 
 def test_a_forced_deadline_that_is_lost_keeps_nobody_out_who_comes_later() -> None:

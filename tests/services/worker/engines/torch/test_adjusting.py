@@ -24,7 +24,9 @@ from services.worker.engines.torch.adjusting import Written, adjusted  # noqa: E
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from services.worker.engines.torch.sampling import Draw, choose  # noqa: E402
 from shared.schemas import Sampling  # noqa: E402
-from tests.services.worker.engines.torch.test_engine import CLOSE, OUTPUT, play, tiny_model  # noqa: E402
+from tests.services.worker.engines.torch.playing import play  # noqa: E402
+from tests.services.worker.engines.torch.test_engine import CLOSE, OUTPUT  # noqa: E402
+from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 VOCABULARY = 64
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20)
@@ -128,7 +130,7 @@ def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: P
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 5, 9, 16, 30, 40)]
     asked = Sampling(temperature=0.0, repetition_penalty=1.3, logit_bias=bias, min_tokens=OUTPUT)
     compared = 0
-    for said in play(engine, rng, prompts, lambda _: asked, slots=4):
+    for said in play(engine, rng, prompts, lambda _: asked, slots=4, output=OUTPUT):
         prompt = prompts[said.request]
         out = model.generate(
             torch.tensor([prompt]), max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, do_sample=False,

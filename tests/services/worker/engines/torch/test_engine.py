@@ -6,7 +6,7 @@ tests/services/worker/engines/torch/test_engine.py
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,23 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine import Likely
 from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
 from shared.schemas import Sampling
-from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
-from services.worker.engines.torch.paged import Blocks, Place  # noqa: E402
-from services.worker.engines.torch.sampling import Draw, choose, likelihoods  # noqa: E402
 from tests.rings import slow_but  # noqa: E402
-from tests.services.worker import random_llama  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.engines.torch.one_by_one import one_by_one  # noqa: E402
+from tests.services.worker.engines.torch.playing import play  # noqa: E402
 from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 # of every family and way to compute
@@ -120,91 +116,6 @@ def run(engine: TorchEngine, *work: tuple[int, int, bool]) -> list[list[int]]:
     ]
 
 
-class Played(NamedTuple):
-    """The output of one request of a play."""
-
-    request: int
-    tokens: list[int]
-    logprobs: list[Likely]
-
-
-def play(
-    engine: TorchEngine,
-    rng: Random,
-    prompts: Sequence[Sequence[int]],
-    sampling: Callable[[int], Sampling],
-    slots: int,
-) -> Iterator[Played]:
-    """Play every prompt until it has OUTPUT tokens, with random chunks, mixes, orders, preemptions
-    and pauses, and check the books throughout.
-    """
-    facts = engine.facts
-
-    def blocks(tokens: int) -> int:
-        return -(-tokens // facts.block_tokens)
-
-    waiting = list(enumerate(prompts))
-    rng.shuffle(waiting)
-    request: dict[int, int] = {}
-    known: dict[int, list[int]] = {}
-    computed: dict[int, int] = {}
-    likely: dict[int, list[Likely]] = {}
-    free = facts.kv_blocks
-    while waiting or known:
-        for slot in range(slots):
-            if slot not in known and waiting and rng.random() < 0.5:
-                request[slot], prompt = waiting.pop()
-                known[slot], computed[slot], likely[slot] = list(prompt), 0, []
-                load(engine, slot, prompt, sampling=sampling(request[slot]), seed=request[slot])
-        work, room = [], free
-        for slot in rng.sample(sorted(known), len(known)):
-            left = len(known[slot]) - computed[slot]
-            n = rng.choice([left, left, rng.randint(1, left)])
-            more = blocks(computed[slot] + n) - blocks(computed[slot])
-            if more <= room and rng.random() < 0.85:
-                room -= more
-                work.append(Work(Slot(slot), n, n == left))
-        done = engine.execute(work, None).done if work else []
-        for entry, did in zip(work, done, strict=True):
-            slot, n = entry.slot, entry.tokens
-            left = len(known[slot]) - computed[slot]
-            assert did.computed == did.cached + min(n, left - did.cached)
-            free -= blocks(computed[slot] + did.computed) - blocks(computed[slot])
-            computed[slot] += did.computed
-            known[slot] += did.tokens
-            likely[slot] += did.logprobs
-        for slot in list(known):
-            prompt = prompts[request[slot]]
-            made = len(known[slot]) - len(prompt)
-            if made >= OUTPUT:
-                yield Played(request[slot], known[slot][len(prompt) :], likely[slot])
-            elif not (rng.random() < 0.05 or (not work and rng.random() < 0.5)):
-                continue
-            # over, or preempted: computed again, from its prompt and what it has said
-            engine.release(Slot(slot))
-            free += blocks(computed[slot])
-            if made >= OUTPUT:
-                del known[slot], computed[slot]
-            else:
-                computed[slot] = 0
-                load(
-                    engine,
-                    slot,
-                    known[slot],
-                    generated=made,
-                    sampling=sampling(request[slot]),
-                    seed=request[slot],
-                )
-        assert (
-            engine.snapshot().free_blocks
-            == free
-            == facts.kv_blocks - sum(blocks(n) for n in computed.values())
-        )
-        assert set(engine.snapshot().slots) == set(known)
-        engine.check()
-    assert engine.snapshot() == (facts.kv_blocks, [], 0, 0)
-
-
 def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEngine:
     return TorchEngine(
         folder,
@@ -250,7 +161,12 @@ def test_greedy_tokens_are_those_of_generate(
         rng = Random(seed)
         asked = [rng.choice([None, 0, 1, 5]) for _ in prompts]
         for said in play(
-            engine, rng, prompts, lambda n: Sampling(temperature=0.0, logprobs=asked[n]), slots=6
+            engine,
+            rng,
+            prompts,
+            lambda n: Sampling(temperature=0.0, logprobs=asked[n]),
+            slots=6,
+            output=OUTPUT,
         ):
             want, top = expected[said.request], asked[said.request]
             sure = want.sure
@@ -314,7 +230,7 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
     def check(seed: int) -> None:
         assert {
             said.request: said.tokens
-            for said in play(engine, Random(seed), prompts, asked, slots=8)
+            for said in play(engine, Random(seed), prompts, asked, slots=8, output=OUTPUT)
         } == alone
 
     check()
@@ -382,7 +298,7 @@ def test_a_model_that_cannot_be_flattened_is_served_as_it_is(
     folder, prompts, expected = bank("Qwen3")
     engine = TorchEngine(folder, profile="toy", device="cpu", kv_blocks=40, block_tokens=4)
     assert not engine._model.is_flat
-    for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4):
+    for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4, output=OUTPUT):
         sure = expected[said.request].sure
         assert said.tokens[:sure] == expected[said.request].tokens[:sure]
 
@@ -394,7 +310,7 @@ def test_bfloat16_is_an_option(bank: Callable[[str], Bank]) -> None:
     )
     agree = [
         said.tokens[0] == expected[said.request].tokens[0]
-        for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4)
+        for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4, output=OUTPUT)
     ]
     assert sum(agree) > len(agree) / 2
     with pytest.raises(ConfigError, match="float16"):
@@ -404,166 +320,3 @@ def test_bfloat16_is_an_option(bank: Callable[[str], Bank]) -> None:
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model"):
         TorchEngine(tmp_path, profile="toy", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_llama.make(tmp_path_factory.mktemp("model") / "llama")
-
-
-def test_a_sampled_request_goes_on_alike_after_it_is_computed_again_elsewhere(folder: Path) -> None:
-    prompt = Tokenizer.builtin().encode("once upon a time")
-    sampling = Sampling(temperature=0.9, top_p=0.95, top_k=20)
-
-    def go_on(engine: TorchEngine, tokens: list[int], n: int, beside: bool) -> list[int]:
-        load(engine, 0, tokens, generated=len(tokens) - len(prompt), sampling=sampling, seed=11)
-        if beside:
-            load(engine, 1, prompt, sampling=Sampling(temperature=1.3), seed=12)
-            run(engine, (1, len(prompt), True))
-        out = run(engine, (0, len(tokens), True))[0]
-        while len(out) < n:
-            out += run(engine, *[(slot, 1, True) for slot in range(1 + beside)])[0]
-        return out
-
-    first = go_on(TorchEngine(folder, profile="toy", device="cpu"), prompt, 60, beside=False)
-    second = go_on(
-        TorchEngine(folder, profile="toy", device="cpu"), prompt + first[:25], 35, beside=True
-    )
-    assert first == first[:25] + second
-    print(bytes(first).decode(errors="replace"))
-
-
-def test_sampling_keeps_to_its_shares_and_bounds() -> None:
-    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
-
-    def counts(n: int, **how: Any) -> list[float]:
-        sampling = Sampling(**how)
-        chosen = choose(
-            shares.log().expand(n, 4), [Draw(sampling, 3, position) for position in range(n)]
-        )
-        return [chosen.count(token) / n for token in range(4)]
-
-    assert counts(4000) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
-    assert counts(4000, top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
-    assert counts(4000, top_p=0.75) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
-    assert counts(4000, temperature=0.5) == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
-    assert counts(50, top_p=0.01) == [1, 0, 0, 0]
-    assert counts(50, temperature=0.0) == [1, 0, 0, 0]
-    assert counts(50, top_k=1) == [1, 0, 0, 0]
-
-
-def test_the_random_model_is_made_once_and_speaks_words(folder: Path) -> None:
-    made = (folder / "model.safetensors").stat()
-    random_llama.make(folder)
-    assert (folder / "model.safetensors").stat().st_mtime_ns == made.st_mtime_ns
-    assert not [path for path in folder.iterdir() if path.is_dir()]
-    engine = TorchEngine(folder, profile="toy", device="cpu")
-    prompt = Tokenizer.load(folder).encode("Tell me a story.")
-    load(engine, 0, prompt, sampling=Sampling(temperature=1.0), seed=5)
-    out = run(engine, (0, len(prompt), True))[0]
-    for _ in range(150):
-        out += run(engine, (0, 1, True))[0]
-    assert set(out) <= {*b"abcdefghijklmnopqrstuvwxyz .", 257}
-    assert engine.facts.eos_token_ids == {257, 260}
-
-
-# ---------------------------------------------------------------- where KV lies
-
-
-@seeded
-@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 5))
-def test_a_sequence_grows_while_a_block_is_free_and_no_position_is_anothers(
-    seed: int, total: int, block_tokens: int
-) -> None:
-    rng = Random(seed)
-    blocks = Blocks(total, block_tokens)
-    held: dict[int, tuple[Place, int]] = {}
-    for step in range(100):
-        place, tokens = held.pop(rng.randrange(6), (Place(block_tokens, rng.randint(0, 100)), 0))
-        if tokens and rng.random() < 0.3:
-            blocks.release(place)
-        else:
-            room = blocks.free * block_tokens + -tokens % block_tokens
-            tokens += rng.randint(0, room)
-            blocks.grow(place, tokens)
-            held[step] = (place, tokens)
-            held = dict(enumerate(held.values()))
-        assert blocks.free == total - sum(-(-tokens // block_tokens) for _, tokens in held.values())
-        every = [
-            position
-            for place, tokens in held.values()
-            for position in place.positions(0, tokens).tolist()
-        ]
-        assert len(set(every)) == len(every)
-        assert set(every) <= set(range(total * block_tokens))
-        for place, tokens in held.values():
-            first = rng.randint(0, tokens)
-            stretches = place.within(first, tokens)
-            assert [
-                position for begin, end in stretches for position in range(begin, end)
-            ] == place.positions(first, tokens).tolist()
-
-
-def test_sequences_that_grow_side_by_side_lie_in_one_stretch_each() -> None:
-    blocks = Blocks(256, 16)
-    places = [Place(16, 500) for _ in range(6)]
-    for tokens in (64, 128, 500):
-        for place in places:
-            blocks.grow(place, tokens)
-    assert [len(place.within(0, 500)) for place in places] == [1] * 6
-
-
-# ---------------------------------------------------------------- sampling
-
-
-def plainly(logits: Any, sampling: Sampling) -> Any:
-    """The shares of all tokens after temperature, top-k and top-p, by the definition."""
-    ordered, order = (logits.double() / sampling.temperature).sort(descending=True, stable=True)
-    ordered[sampling.top_k or len(ordered) :] = -torch.inf
-    shares = ordered.softmax(-1)
-    shares[1:][(shares.cumsum(-1) - shares)[1:] >= sampling.top_p] = 0.0
-    return torch.zeros_like(shares).scatter(0, order, shares / shares.sum())
-
-
-@seeded
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from([3, 50, 261, 2048, 5000]),
-    st.floats(0.1, 2.0),
-    st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
-    st.one_of(st.just(0), st.integers(1, 6000)),
-)
-def test_draws_have_the_shares_of_the_definition(
-    seed: int, vocabulary: int, temperature: float, top_p: float, top_k: int
-) -> None:
-    """The cut may be sharp or the tail flat; n draws at even points of [0, 1) would have counts of
-    n times the share.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    logits = (
-        torch.randn(vocabulary, generator=generator) * float(torch.rand(1, generator=generator)) * 6
-    )
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-    shares = plainly(logits, sampling)
-    n = 4000
-    chosen = torch.tensor(
-        choose(logits.expand(n, -1), [Draw(sampling, seed, position) for position in range(n)])
-    ).bincount(minlength=vocabulary)
-    assert (chosen[shares == 0] > 0).sum() <= 1, (
-        "a cut token was drawn (one may be at the cut, where rounding decides)"
-    )
-    likely = shares.topk(min(20, vocabulary)).indices
-    for expected, got in zip((shares[likely] * n).tolist(), chosen[likely].tolist(), strict=True):
-        assert abs(got - expected) <= 6 * max(expected, 1.0) ** 0.5 + 3
-
-
-def test_likelihoods_are_of_the_raw_logits() -> None:
-    shares = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]])
-    first, second = likelihoods((shares * 3).log(), [1, 0], [0, 3])
-    assert first.logprob == pytest.approx(torch.tensor(0.3).log().item())
-    assert first.top == ()
-    assert second.logprob == pytest.approx(torch.tensor(0.1).log().item())
-    assert [token for token, _ in second.top] == [3, 2, 1]
-    assert [value for _, value in second.top] == pytest.approx(
-        torch.tensor([0.4, 0.3, 0.2]).log().tolist()
-    )

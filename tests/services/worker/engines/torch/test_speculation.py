@@ -7,7 +7,7 @@ tests/services/worker/engines/torch/test_speculation.py
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine import Done, Likely
+from services.worker.engine import Done
 from shared.columns import pack
 from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
@@ -34,6 +34,7 @@ from services.worker.engines.torch import draft_model  # noqa: E402
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.engines.torch.one_by_one import one_by_one  # noqa: E402
+from tests.services.worker.engines.torch.playing import Played, play  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
@@ -75,10 +76,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     )
 
 
-def load(engine: TorchEngine, slot: int, n: int, tokens: Sequence[int], generated: int = 0) -> None:
-    engine.load(Load(Slot(slot), tokens, generated, asked(n), n))
-
-
 def selection(rng: Random, entries: int) -> Selection:
     """Any speculation, for a plan with so many entries."""
     method = rng.choice(["chain", "slo_then_throughput"])
@@ -91,82 +88,10 @@ def selection(rng: Random, entries: int) -> Selection:
     )
 
 
-class Played(NamedTuple):
-    request: int
-    tokens: list[int]
-    logprobs: list[Likely]
-
-
-def play(engine: TorchEngine, rng: Random, accepted: Counter[str]) -> Iterator[Played]:
-    """Play every prompt until it has OUTPUT tokens, with random trees beside random chunks, and
-    preemptions of both kinds; the books are checked throughout.
-    """
-    facts = engine.facts
-
-    def blocks(tokens: int) -> int:
-        return -(-tokens // facts.block_tokens)
-
-    waiting = list(range(len(PROMPTS)))
-    rng.shuffle(waiting)
-    request, known, computed = dict[int, int](), dict[int, list[int]](), dict[int, int]()
-    likely = dict[int, list[Likely]]()
-    free = facts.kv_blocks
-    while waiting or known:
-        for slot in range(5):
-            if slot not in known and waiting and rng.random() < 0.5:
-                request[slot] = waiting.pop()
-                known[slot], computed[slot], likely[slot] = list(PROMPTS[request[slot]]), 0, []
-                load(engine, slot, request[slot], known[slot])
-        work, room = [], free
-        for slot in rng.sample(sorted(known), len(known)):
-            left = len(known[slot]) - computed[slot]
-            made = len(known[slot]) - len(PROMPTS[request[slot]])
-            n = rng.choice([left, left, rng.randint(1, left)])
-            if left == 1 and made:
-                n = rng.randint(1, min(8, OUTPUT - made))
-            more = blocks(computed[slot] + n) - blocks(computed[slot])
-            if more <= room and rng.random() < 0.85:
-                room -= more
-                work.append(Work(Slot(slot), n, n >= left, needed=rng.uniform(0, 3)))
-        drafting = selection(rng, len(work))
-        done = engine.execute(work, drafting).done if work else []
-        for entry, did in zip(work, done, strict=True):
-            slot = entry.slot
-            accepted["drafted"] += did.drafted
-            accepted["accepted"] += len(did.tokens) - 1 if did.drafted else 0
-            accepted["trees"] += did.drafted > 0
-            assert did.drafted < entry.tokens or not did.drafted
-            assert did.computed - did.cached <= entry.tokens
-            accepted["cached"] += did.cached
-            assert not did.failed
-            if did.drafted:
-                assert did.computed == len(did.tokens)
-            free -= blocks(computed[slot] + did.computed) - blocks(computed[slot])
-            computed[slot] += did.computed
-            known[slot] += did.tokens
-            likely[slot] += did.logprobs
-        for slot in list(known):
-            prompt = PROMPTS[request[slot]]
-            made = len(known[slot]) - len(prompt)
-            if made >= OUTPUT:
-                yield Played(request[slot], known[slot][len(prompt) :], likely[slot])
-                engine.release(Slot(slot))
-            elif rng.random() < 0.04:
-                engine.preempt(Slot(slot))
-            elif rng.random() < 0.04 or (not work and rng.random() < 0.5):
-                engine.release(Slot(slot))
-                load(engine, slot, request[slot], known[slot], generated=made)
-            else:
-                continue
-            free += blocks(computed[slot])
-            computed[slot] = 0
-            if made >= OUTPUT:
-                del known[slot], computed[slot]
-        state = engine.snapshot()
-        assert state.free_blocks >= free  # a shared block counts for each that holds it
-        engine.check()
-        assert set(state.slots) == set(known)
-    assert engine.snapshot() == (facts.kv_blocks, [], 0, 0)
+def played(engine: TorchEngine, rng: Random, counted: Counter[str]) -> Iterator[Played]:
+    yield from play(
+        engine, rng, PROMPTS, asked, slots=5, output=OUTPUT, drafting=selection, counted=counted
+    )
     assert engine._draft is not None
     assert engine._draft.free_blocks == engine._draft.kv_blocks
 
@@ -177,7 +102,7 @@ def without_drafts(folder: Path, device: str) -> dict[int, Played]:
     )
     found = {}
     for n, prompt in enumerate(PROMPTS):
-        load(engine, 0, n, prompt)
+        engine.load(Load(Slot(0), prompt, 0, asked(n), n))
         work, did = Work(Slot(0), len(prompt), True), list[Done]()
         while len(did) < OUTPUT:
             did += engine.execute([work], None).done
@@ -228,7 +153,7 @@ def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models:
     @seeded
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
-        for said in play(engine, Random(seed), accepted):
+        for said in played(engine, Random(seed), accepted):
             plain = want[said.request]
             assert said.tokens == plain.tokens
             for one, other in zip(said.logprobs, plain.logprobs, strict=True):
@@ -329,7 +254,7 @@ def test_a_draft_without_room_for_its_nodes_leaves_the_root(
     )
     accepted = Counter[str]()
     want = without_drafts(models.target, "cpu")
-    for said in play(engine, Random(3), accepted):
+    for said in played(engine, Random(3), accepted):
         assert said.tokens == want[said.request].tokens
     assert accepted["drafted"] > 0
 
@@ -365,7 +290,7 @@ def test_a_draft_with_another_tokenizer_is_refused(models: Models, tmp_path: Pat
 
 def test_without_a_draft_model_the_root_is_verified_alone(models: Models) -> None:
     engine = TorchEngine(models.target, profile="toy", device="cpu", kv_blocks=40)
-    load(engine, 0, 0, PROMPTS[-1])
+    engine.load(Load(Slot(0), PROMPTS[-1], 0, asked(0), 0))
     engine.execute([Work(Slot(0), len(PROMPTS[-1]), True)], None)
     did = engine.execute([Work(Slot(0), 4, True)], selection(Random(1), 1)).done[0]
     assert (did.computed, len(did.tokens), did.drafted) == (1, 1, 0)

@@ -1,6 +1,4 @@
-"""SOLA: the state monitor, the two problems with loosening and window, orders, workloads, output
-lengths, peak memory.
-"""
+"""SOLA: an iteration for first tokens or for the pace, its orders, and its peak of memory."""
 
 import math
 from collections.abc import Sequence
@@ -21,21 +19,15 @@ from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
-from shared.policy.seam import Choice, Ended, Floats, Observation, Phase, View
+from shared.policy.seam import Choice, Ended, Observation, Phase, View
 from shared.policy.sola.output_lengths import (
-    BIN_TOKENS,
-    FADE_ENDS,
     MIN_ENDS,
     LengthDistributions,
 )
-from shared.policy.sola.peak_memory import PeakMemory
 from shared.policy.sola.policy import Settings, Sola
 from shared.policy.sola.problem import (
-    Problem,
-    Window,
     attained,
     fulfilment,
-    level,
     pause_s,
     too_long,
 )
@@ -119,148 +111,6 @@ def ended(policy: Sola, *outputs: int, prompt: int = 160, most: int = 500) -> So
     return policy
 
 
-# ---------------------------------------------------------------- state monitor (section 4.3)
-
-
-def test_real_time_tpot_is_the_time_since_the_first_token_over_the_tokens_so_far() -> None:
-    seen = seen_as(
-        [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.03, generated=1)]
-    )
-    # 0.5 s / 10 and 0.03 s / 1, of 0.1 s
-    assert state_of(seen).tpot_ratios == pytest.approx([0.5, 0.3])
-    assert state_of(seen).pause_s == pytest.approx([0.5, 0.07])
-
-
-def test_a_first_token_that_came_just_now_has_no_tpot_yet() -> None:
-    assert len(state_of(seen_as([decoding(0, since_first_s=0.0, generated=1)])).tpot_ratios) == 0
-
-
-def test_real_time_ttft_runs_while_a_request_waits_and_stays_what_it_became() -> None:
-    seen = seen_as([waiting(0, since_s=0.1), decoding(1, since_first_s=2.0, generated=10)])
-    seen = replace(seen, first_token_unix_s=np.array([math.inf, NOW - 1.7]))
-    assert state_of(seen).ttft_ratios == pytest.approx([0.25, 0.75])
-    assert state_of(replace(seen, start_unix_s=NOW + 0.1)).ttft_ratios == pytest.approx([0.5, 0.75])
-
-
-def test_best_effort_requests_and_those_without_the_slo_are_not_counted() -> None:
-    rows = [
-        waiting(0, since_s=9.0, best_effort=True),
-        waiting(1, since_s=9.0, ttft_s=math.inf),
-        waiting(2, since_s=0.1),
-    ]
-    state = state_of(
-        seen_as(
-            [*rows, decoding(3, since_first_s=9.0, generated=2, tbt_s=math.inf, best_effort=True)]
-        )
-    )
-    assert state.ttft_ratios == pytest.approx([0.25])
-    assert len(state.tpot_ratios) == 0
-
-
-def test_a_ttlt_bounds_the_first_token_by_what_the_output_needs_and_then_the_pace() -> None:
-    row = {"ttft_s": math.inf, "tbt_s": math.inf, "ttlt_s": 3.0}
-    seen = seen_as(
-        [waiting(0, since_s=0.5, **row), decoding(1, since_first_s=1.0, generated=50, **row)]
-    )
-    state = state_of(seen, left_out=100.0, decode_s=0.01)
-    assert state.ttft_ratios == pytest.approx([0.25])  # 0.5 s of 3 s less 100 decodes of 10 ms
-    assert state.tpot_ratios == pytest.approx([0.02 / 0.02])  # 3 s over 50 + 100 tokens; 1 s for 50
-
-
-# ---------------------------------------------------------------- which problem (section 4.4.1, Tab
-
-
-def test_the_level_maximum_is_the_largest_of_the_share_that_is_smallest() -> None:
-    ratios = np.array([1.2, 0.5, 2.0, 0.8])
-    assert [level(ratios, share) for share in (1.0, 0.75, 0.6, 0.5, 0.25)] == [
-        2.0,
-        1.2,
-        1.2,
-        0.8,
-        0.5,
-    ]
-    assert attained(ratios) == 0.5
-    assert (level(ratios[:0], 1.0), attained(ratios[:0])) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("ttft", "tpot", "expected"),
-    [
-        ([0.2, 0.5], [0.7], (0.5, 0.7)),  # both below 1
-        ([0.2, 0.5], [0.7, 1.7], (0.5, 1.7)),
-        ([0.2, 1.5], [0.7], (1.5, 0.7)),
-        # both above: TPOT holds at 75 %, and TTFT does not
-        ([0.5, 1.5], [0.9, 0.8, 0.7, 1.1], (1.5, 0.9)),
-        ([0.5, 0.4, 1.2, 0.3], [0.9, 2.0], (0.5, 2.0)),  # the other way round
-        ([0.5, 1.2], [0.9, 2.0], (0.5, 0.9)),  # alike: both hold at 50 %
-        ([1.5], [1.2, 1.1], (1.5, 1.2)),  # neither holds for anybody
-    ],
-)
-def test_constraints_are_loosened_only_when_both_are_broken_and_until_one_holds(
-    ttft: list[float], tpot: list[float], expected: tuple[float, float]
-) -> None:
-    assert fulfilment(np.array(ttft), np.array(tpot)) == expected
-
-
-ratios = st.lists(st.floats(0, 3), max_size=12).map(
-    lambda values: np.array(values, dtype=np.float64)
-)
-
-
-@given(ttft=ratios, tpot=ratios)
-def test_the_loosened_comparison_optimises_the_less_attained_of_the_two(
-    ttft: Floats, tpot: Floats
-) -> None:
-    p_ttft, p_tpot = fulfilment(ttft, tpot)
-    if level(ttft, 1.0) > 1 and level(tpot, 1.0) > 1:
-        if attained(ttft) + attained(tpot) > 0:
-            assert min(p_ttft, p_tpot) <= 1
-        if attained(ttft) != attained(tpot):
-            assert (p_ttft > p_tpot) == (attained(ttft) < attained(tpot))
-    else:
-        assert (p_ttft, p_tpot) == (max(ttft, default=0.0), max(tpot, default=0.0))
-
-
-def test_the_window_lets_one_sudden_change_pass() -> None:
-    window = Window(3)
-    asked = [(0.2, 0.5), (0.2, 0.5), (0.6, 0.5), (0.6, 0.5), (0.7, 0.5)]
-    assert [window.problem(at, *p) for at, p in enumerate(asked)] == [
-        Problem.TPOT,
-        Problem.TPOT,
-        Problem.TPOT,  # -0.3 - 0.3 + 0.1
-        Problem.TPOT,  # -0.3 + 0.1 + 0.1
-        Problem.TTFT,
-    ]
-
-
-def test_asking_again_for_the_same_iteration_counts_once() -> None:
-    window = Window(3)
-    for _ in range(3):
-        assert window.problem(1.0, 0.2, 0.5) is Problem.TPOT
-    assert window.problem(2.0, 0.9, 0.5) is Problem.TTFT
-
-
-def test_a_window_of_one_follows_each_iteration_and_a_longer_one_lags() -> None:
-    # 0.6 against 0.25
-    calm = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.1)]
-    sudden = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.28)]  # against 0.7
-    for window, begins in ((1, True), (4, False)):
-        policy = sola(window=window)
-        for n in range(3):
-            planned(replace(seen_as(calm), start_unix_s=NOW + n * 1e-6), policy)
-        assert (1 in planned(replace(seen_as(sudden), start_unix_s=NOW + 1e-5), policy)) == begins
-
-
-def test_without_a_prefill_waiting_the_window_begins_anew() -> None:
-    calm = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.1)]
-    sudden = [calm[0], waiting(2, since_s=0.28)]
-    for between, begins in ((calm, False), (calm[:1], True)):
-        policy = sola(window=4)
-        for n, now in enumerate((calm, calm, between)):
-            policy.plan(replace(seen_as(now), start_unix_s=NOW + n * 1e-6))
-        assert (2 in planned(replace(seen_as(sudden), start_unix_s=NOW + 1e-5), policy)) == begins
-
-
 # ---------------------------------------------------------------- optimise TTFT subject to TPOT (Eq
 
 
@@ -340,27 +190,6 @@ def test_the_pause_keeps_the_share_and_no_longer_one_does(slack: list[float], sh
 PRESSED = decoding(0, since_first_s=0.9, generated=10)  # p_TPOT 0.9
 
 
-def test_no_prefill_runs_while_all_can_still_have_their_ttft() -> None:
-    assert planned(seen_as([PRESSED, waiting(1, since_s=0.2), waiting(2, since_s=0.25)])) == {0: 1}
-
-
-def test_the_fewest_prefills_run_after_which_the_others_can() -> None:
-    # Alone each takes 0.1 s, a decode 0.01 s. The first has 0.005 s to spare; after 0.11 s the
-    # second (0.15 s) is in time.
-    assert planned(seen_as([PRESSED, waiting(1, since_s=0.15), waiting(2, since_s=0.295)])) == {
-        0: 1,
-        2: 100,
-    }
-    # With 0.1 s to spare it is not, and runs too; the third (0.3 s) still waits.
-    rows = [
-        PRESSED,
-        waiting(1, since_s=0.2),
-        waiting(2, since_s=0.295),
-        waiting(3, since_s=0.0, tokens=90),
-    ]
-    assert planned(seen_as(rows)) == {0: 1, 2: 100, 1: 100}
-
-
 def test_these_prefills_are_not_chunked_up_to_the_bound_of_a_batch() -> None:
     rows = [PRESSED, waiting(1, since_s=0.01, tokens=385)]
     assert planned(seen_as(rows)) == {0: 1, 1: 385}
@@ -401,22 +230,6 @@ def test_with_tpot_optimised_all_decodes_run_and_just_enough_prefills_for_the_re
 
 
 # ---------------------------------------------------------------- order (section 4.4.2)
-
-
-def test_prefills_go_by_predicted_ttft_so_a_long_prompt_may_overtake() -> None:
-    rows = [
-        waiting(1, since_s=0.1, tokens=300),
-        waiting(2, since_s=0.2),
-        waiting(3, since_s=0.15),
-        waiting(4, since_s=0.9, best_effort=True),
-    ]
-    # 0.4, 0.3, 0.25 s of the same SLO; best-effort last
-    assert list(planned(seen_as(rows))) == [1, 2, 3, 4]
-
-
-def test_slos_that_differ_are_compared_by_their_share() -> None:
-    rows = [waiting(1, since_s=0.2), waiting(2, since_s=0.5, ttft_s=4.0)]
-    assert list(planned(seen_as(rows))) == [1, 2]  # 0.3 of 0.4 s, 0.6 of 4 s
 
 
 @given(
@@ -482,146 +295,7 @@ def test_the_time_of_a_prefill_alone_is_near_that_of_the_profile(name: str) -> N
     assert found[8:] == pytest.approx(exact[8:])
 
 
-# ---------------------------------------------------------------- output lengths (section 4.3)
-
-
-def lefts(lengths: LengthDistributions, prompt: int, most: int, *generated: int) -> list[float]:
-    n = len(generated)
-    columns = (
-        np.full(n, prompt, np.int32),
-        np.full(n, most, np.int32),
-        np.array(generated, dtype=np.int32),
-    )
-    return lengths.left(*columns).tolist()
-
-
-def test_lengths_are_learned_by_prompt_and_max_tokens_class_and_predict_what_is_left() -> None:
-    lengths = LengthDistributions()
-    for _ in range(MIN_ENDS):
-        lengths.observe(Ended("a", 100, 500, 100))
-        lengths.observe(Ended("b", 127, 511, 300))
-        lengths.observe(Ended("a", 128, 500, 40))  # another class of prompts
-        lengths.observe(Ended("a", 100, 512, 60))  # another class of max_tokens
-    assert lefts(lengths, 64, 400, 0, 50, 200) == pytest.approx([200.0, 150.0, 100.0])
-    assert lefts(lengths, 255, 300, 0) == pytest.approx([40.0])
-    assert lefts(lengths, 100, 1000, 0, 59) == pytest.approx([60.0, 1.0])
-    assert lefts(lengths, 100, 260, 200) == pytest.approx([60.0])  # no more than it may have
-
-
-def test_a_class_with_few_ends_takes_those_of_all_and_before_any_the_most_there_can_be() -> None:
-    lengths = LengthDistributions()
-    assert lefts(lengths, 100, 500, 0, 120) == [500.0, 380.0]
-    for _ in range(MIN_ENDS - 1):
-        lengths.observe(Ended("a", 100, 500, 100))
-    assert lefts(lengths, 100, 500, 0) == [500.0]
-    lengths.observe(Ended("a", 4000, 500, 200))
-    assert lefts(lengths, 4000, 500, 0) == pytest.approx([110.0])
-    assert lefts(lengths, 100, 500, 320) == [180.0]  # longer than all that ended
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)),
-        max_size=4 * MIN_ENDS,
-    ),
-    st.integers(1, 3),
-    st.integers(0, 12),
-)
-def test_what_is_left_is_by_the_mean_of_those_of_the_class_that_were_longer(
-    ended: list[tuple[int, int, int]], prompt: int, bins: int
-) -> None:
-    lengths = LengthDistributions()
-    for of_prompt, of_most, output in ended:
-        lengths.observe(Ended("a", 2**of_prompt, 2 ** (10 + of_most), output * BIN_TOKENS))
-    outputs = [o * BIN_TOKENS for p, m, o in ended if (p, m) == (prompt, 1)]
-    if len(outputs) < MIN_ENDS:
-        outputs = [o * BIN_TOKENS for _, _, o in ended]
-    at, most = bins * BIN_TOKENS, 2**11
-    longer = [o for o in outputs if o >= at] if len(outputs) >= MIN_ENDS else []
-    left = max(sum(longer) / len(longer) - at, 1.0) if longer else most - at
-    assert lefts(lengths, 2**prompt, most, at) == [left]
-
-
-def test_old_lengths_fade() -> None:
-    lengths = LengthDistributions()
-    for n in range(6 * FADE_ENDS):
-        lengths.observe(Ended("a", 100, 500, 100 if n < FADE_ENDS else 300))
-    assert 290 < lefts(lengths, 100, 500, 0)[0] < 300
-
-
-@given(
-    ends=st.lists(
-        st.tuples(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000)), max_size=40
-    ),
-    at=st.integers(0, 8999),
-)
-def test_what_is_left_is_between_one_token_and_what_the_request_may_have(
-    ends: list[tuple[int, int, int]], at: int
-) -> None:
-    lengths = LengthDistributions()
-    for prompt, most, output in ends:
-        lengths.observe(Ended("a", prompt, max(most, output), output))
-    (left,) = lefts(lengths, 100, 9000, at)
-    assert 1 <= left <= 9000 - at
-
-
-# ---------------------------------------------------------------- peak memory (section 5.1, Algorit
-
-
-def test_the_peak_is_the_largest_sum_at_an_end() -> None:
-    memory = PeakMemory(np.array([100.0, 50.0]), np.array([10.0, 30.0]), 1)
-    assert memory.peak_blocks == 170  # when the first ends: 110 + 60; then only 80
-    assert memory.with_one(np.array([20.0, 1.0, 0.0]), np.array([20.0, 300.0, 1.0])).tolist() == [
-        200,
-        301,
-        170,
-    ]
-    memory.add(20.0, 20.0)
-    assert memory.peak_blocks == 200
-
-
-requests = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 60)), min_size=1, max_size=12)
-
-
-def true_peak_blocks(held: Sequence[tuple[int, int]], block_tokens: int) -> int:
-    """The peak, by running them: each grows by a token an iteration until it has ended."""
-    most = 0
-    for step in range(max(left for _, left in held) + 1):
-        most = max(
-            most, sum(-(-(has + step) // block_tokens) for has, left in held if step <= left)
-        )
-    return most
-
-
-@given(held=requests, block_tokens=st.sampled_from([1, 4, 16]))
-def test_the_predicted_peak_is_never_below_what_happens_and_above_it_by_less_than_a_block_each(
-    held: list[tuple[int, int]], block_tokens: int
-) -> None:
-    has, left = (np.array(column, dtype=np.float64) for column in zip(*held, strict=True))
-    predicted, true = (
-        PeakMemory(has, left, block_tokens).peak_blocks,
-        true_peak_blocks(held, block_tokens),
-    )
-    assert true <= predicted < true + len(held)
-    if block_tokens == 1 or len(held) == 1:
-        assert predicted == true
-
-
-@given(held=requests, more=requests)
-def test_one_more_is_predicted_as_if_it_had_been_there(
-    held: list[tuple[int, int]], more: list[tuple[int, int]]
-) -> None:
-    def columns(rows: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
-        return np.array([r[0] for r in rows], dtype=np.float64), np.array(
-            [r[1] for r in rows], dtype=np.float64
-        )
-
-    memory = PeakMemory(*columns(held), 16)
-    alone = [PeakMemory(*columns([*held, one]), 16).peak_blocks for one in more]
-    assert memory.with_one(*columns(more)).tolist() == alone
-    for has, left in more:
-        memory.add(has, left)
-    assert memory.peak_blocks == PeakMemory(*columns([*held, *more]), 16).peak_blocks
+# ---------------------------------------------------------------- peak memory (section 5.1)
 
 
 def test_who_would_overflow_at_the_peak_is_passed_over_and_the_next_may_begin() -> None:

@@ -1,0 +1,62 @@
+"""The parameters of a schedule, and what a client sees of its requests."""
+
+from dataclasses import dataclass, field
+
+from shared.schemas import End
+from tests.simulated.broker import Faults
+
+CALM = Faults()
+STORM = Faults(
+    latency_s=(0.0001, 0.002),
+    spike=0.01,
+    spike_s=0.2,
+    loss=0.02,
+    duplicate=0.02,
+    reorder=0.02,
+    store_lost=0.005,
+    store_silent=0.005,
+    store_late=0.002,
+    publish_yields=0.2,
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The parameters of a schedule."""
+
+    replicas: int = 2
+    planners: int = 2
+    admissions: int = 2
+    relegations: int = 2
+    requests: int = 12
+    over_s: float = 2.0  # arrivals and misfortunes fall into this time
+    policy: str = "qoserve"
+    settings: dict[str, str] = field(default_factory=dict)  # of the policy
+    kv_blocks: int = 400
+    max_slots: int = 16
+    snapshot_acks: int = 20
+    faults: Faults = STORM
+    kills: int = 3
+    pauses: int = 2
+    restarts: int = 1  # of the broker
+    cancels: int = 2
+    deletions: int = 0  # of open records, by hand
+    # replicas whose engine has min-p; if any has, every second request needs it
+    able: tuple[str, ...] = ()
+    skew_s: float = 0.0  # the clock of every second process is so much ahead, or behind
+    keeps_time: bool = False  # every process follows the time of the fleet, as live
+    # half-way the clock of the broker and those of half the hosts jump by so much
+    jump_s: float = 0.0
+    acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
+    full_s: float = 0.0  # for so long the store takes no writes
+    settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
+
+
+@dataclass
+class Seen:
+    """The events of one request, as its client saw them."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    ends: list[End] = field(default_factory=list)
+    refused: bool = False  # at the door

@@ -1,0 +1,13 @@
+"""A gateway for one test."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.services.gateway.site import Site, site
+
+
+@pytest.fixture
+async def at(nats_url: str) -> AsyncIterator[Site]:
+    async with site(nats_url) as at:
+        yield at
