@@ -21,6 +21,13 @@ def print_table(console: Console, table: Table) -> None:
     console.print(fitted(table, console.width))
 
 
+def with_columns(table: Table, heads: str) -> Table:
+    """The table with these columns, separated by `|`; those behind `>` are set to the right."""
+    for head in heads.split("|"):
+        table.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
+    return table
+
+
 def print_line(console: Console, line: str | Text) -> None:
     """The line, in several where it is too long. A plain text has no markup."""
     console.print(_broken(line if isinstance(line, Text) else Text(line), console.width))

@@ -92,9 +92,10 @@ def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 @cache
 def declared_options() -> set[str]:
-    """Every option that a program of ours declares."""
+    """Every option that a program of ours declares, alone or in a line of several."""
     code = [path for room in ("services", "loadgen") for path in (ROOT / room).rglob("*.py")]
-    return {"--help"}.union(*(re.findall(r'"(--[a-z-]+)[ "]', path.read_text()) for path in code))
+    declared = re.compile(r'(?:^ *|")(--[a-z-]+)[ ":]', re.MULTILINE)
+    return {"--help"}.union(*(declared.findall(path.read_text()) for path in code))
 
 
 @cache

@@ -60,13 +60,10 @@ FILES_IN_A_FOLDER, LINES_OF_A_FILE = 15, 500
 MESSAGES = {ROOT / "shared" / "schemas.py"}
 MANY_FILES = {"shared/policy/slackline"}
 MANY_LINES = {
-    "infra/grafana/boards.py",
-    "loadgen/simulator/virtual_worker.py",
     "services/worker/service.py",
     "shared/core/replica/replica.py",
     "shared/policy/slackline/drafting/drafts.py",
     "shared/policy/slackline/policy.py",
-    "tests/loadgen/bound/test_bound.py",
     "tests/shared/policy/slackline/test_slackline.py",
 }
 # Tests of several rooms together, and tests that need another environment.

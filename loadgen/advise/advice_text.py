@@ -9,7 +9,7 @@ from rich.table import Table
 from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
 from loadgen.advise.replica_search import Fleet
 from loadgen.load.report import percent
-from loadgen.tables import print_line, print_table
+from loadgen.tables import print_line, print_table, with_columns
 from loadgen.trials.figures_table import figures_table
 from shared.rules.tiers import TierSet
 
@@ -45,11 +45,8 @@ def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
 
 
 def _fleets_table(fleets: Sequence[Fleet]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("profile", "draft model"):
-        table.add_column(name)
-    for name in ("replicas", "GPUs", "SLO met", "with one fewer"):
-        table.add_column(name, justify="right")
+    heads = "profile|draft model|>replicas|>GPUs|>SLO met|>with one fewer"
+    table = with_columns(Table(box=SIMPLE_HEAD), heads)
     for fleet in fleets:
         met = {count.replicas: percent(count.attainment) for count in fleet.counts}
         draft = "yes" if fleet.draft else "no"

@@ -9,6 +9,7 @@ from msgspec import Struct
 from rich.table import Table
 
 from loadgen.bench.machine import Machine
+from loadgen.tables import with_columns
 from shared.errors import ConfigError
 
 # What a value in base units is multiplied by; other units show the value as it is.
@@ -81,11 +82,8 @@ def spread(
 
 
 def table(report: BenchReport) -> Table:
-    out = Table(
-        title=f"{report.machine}; seed {report.seed}; {report.took_s:.0f} s", title_justify="left"
-    )
-    for name in ("", "figure", "measured", "aim", "", ""):
-        out.add_column(name, justify="right" if name in ("measured", "aim") else "left")
+    title = f"{report.machine}; seed {report.seed}; {report.took_s:.0f} s"
+    out = with_columns(Table(title=title, title_justify="left"), "|figure|>measured|>aim||")
     part = ""
     for figure in report.figures:
         if part and figure.part != part:

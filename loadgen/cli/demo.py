@@ -2,13 +2,13 @@
 
 import argparse
 import asyncio
+import dataclasses
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
@@ -17,17 +17,17 @@ from rich.console import Console
 
 from loadgen.bench import machine
 from loadgen.cli.main import INTERRUPTED
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.common import make_folder
+from loadgen.cli.options.option import add_options
 from loadgen.demo import questions as answers
 from loadgen.demo import rush
 from loadgen.demo.prompts import Prompts
-from loadgen.demo.rush import Rush, capacity_per_s
+from loadgen.demo.rush import TIERS, Rush, capacity_per_s
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.gpus import torch_replicas
 from loadgen.load.connection import quiet_logs
 from loadgen.load.report import DEFINITION, Report, percent, side_by_side, write_report
 from loadgen.tables import print_table
-from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf.iteration_time import Profile
 from shared.text.tokenizer import Tokenizer
@@ -36,19 +36,8 @@ Result = TypeVar("Result")
 
 DURATION_S, SEED = 45.0, 3
 LOAD = 0.85  # mean rate over the capacity of the replicas; the bursts are 2.6 times the mean
-WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
-QUICK = Rush(
-    engine="sim",
-    profile="a100-llama3-8b",
-    workload=WORKLOAD,
-    context_tokens=CONTEXT_TOKENS,
-    replicas=2,
-    rate=10.0,
-    duration_s=2.0,
-    seed=SEED,
-    wait_s=20.0,
-    pace=0.2,
-)
+SIMULATED = FleetSpec(profile="a100-llama3-8b", pace=0.2, tiers=TIERS, gateway=False, drain_s=2.0)
+QUICK = Rush(fleet=SIMULATED, rate=10.0, duration_s=2.0, seed=SEED, wait_s=20.0)
 FCFS_CHUNK_TOKENS = 2048  # the best of a sweep on its load
 POLICIES: dict[str, dict[str, str]] = {
     "fcfs": {"chunk_tokens": str(FCFS_CHUNK_TOKENS)},
@@ -58,22 +47,20 @@ PLAIN_WIDTH = 120  # columns, where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="send a few requests to simulated engines, without torch, to see that all works",
+    add_options(
+        parser,
+        f"""
+        --quick: send a few requests to simulated engines, without torch, to see that all works
+        --seed K = {SEED}: random seed of the requests
+        --out DIR = out/demo: folder for reports
+        """,
     )
-    add_option(parser, "--seed K", "random seed of the requests", SEED)
-    add_option(parser, "--out DIR", "folder for reports", Path("out/demo"))
 
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {args.out}: {error}") from error
+    make_folder("--out", args.out)
     return uvloop.run(_until_signal(args, console))
 
 
@@ -100,7 +87,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), args.seed)
     console.rule("2 of 2  A rush of requests")
     requests = load.requests()
-    engines = "one replica" if load.replicas == 1 else "two replicas"
+    engines = "one replica" if load.fleet.replicas == 1 else "two replicas"
     share = (
         "on simulated engines"
         if args.quick
@@ -126,7 +113,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         label = " ".join([policy, *(f"chunk {value}" for value in settings.values())])
         console.print(f"\n[bold]{label}[/]", highlight=False)
         report = await _on(
-            rush.spec(policy, settings, load),
+            dataclasses.replace(load.fleet, policy=policy, settings=settings),
             partial(
                 rush.serve,
                 label=label,
@@ -157,16 +144,10 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
 
 def _scaled_to(profile: Profile, rush: Rush) -> Rush:
     """The same rush for torch engines, at LOAD times their capacity by `profile`."""
-    torch = replace(
-        rush,
-        engine="torch",
-        profile="",
-        replicas=min(2, torch_replicas()),
-        duration_s=DURATION_S,
-        wait_s=90.0,
-        pace=1.0,
-    )
-    return replace(torch, rate=LOAD * torch.replicas * capacity_per_s(profile, torch.requests()))
+    replicas = min(2, torch_replicas())
+    fleet = dataclasses.replace(rush.fleet, engine="torch", profile="", pace=1.0, replicas=replicas)
+    torch = replace(rush, fleet=fleet, duration_s=DURATION_S, wait_s=90.0)
+    return replace(torch, rate=LOAD * replicas * capacity_per_s(profile, torch.requests()))
 
 
 async def _on(
@@ -181,15 +162,7 @@ async def _on(
     async with Fleet(
         spec, lambda line: console.print(line, highlight=False, markup=False)
     ) as fleet:
-        task = asyncio.ensure_future(work(fleet))
-        try:
-            await asyncio.wait((task, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                fleet.failed.result()
-            return await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        return await fleet.unless_failed(work(fleet))
 
 
 def _in_words(fcfs: Report, slackline: Report) -> str:

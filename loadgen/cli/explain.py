@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.options.common import awaiting_admission
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.common import awaiting_admission, check_id
+from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared import subjects
@@ -47,17 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REQUEST_ID",
         help="id of the request, also as TENANT.ID, or the id of an HTTP answer",
     )
-    add_option(
+    add_options(
         parser,
-        "--tenant",
-        "tenant of the request (default: default; for the operator that of TENANT.ID)",
+        """
+        --tenant TENANT: tenant of the request (default: default; for the operator that of
+            TENANT.ID)
+        --operator: the key that --creds names is the operator's: name other tenants, too
+        --json: print one JSON object
+        """,
     )
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="the key that --creds names is the operator's: name other tenants, too",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_access_arguments(parser, "the tenant, or of the operator")
 
 
@@ -85,12 +83,9 @@ def meant(name: str, tenant: str | None, *, operator: bool) -> tuple[str, list[s
         own = before if dot and operator else DEFAULT_TENANT
     stripped = [request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)]
     ids = [each for each in (request_id, *stripped) if ID_PATTERN.fullmatch(each)]
-    for argument, fits in (
-        ("--tenant", tenant is None or ID_PATTERN.fullmatch(tenant)),
-        ("REQUEST_ID", ids and (not dot or ID_PATTERN.fullmatch(before))),
-    ):
-        if not fits:
-            raise ConfigError(f"{argument} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    check_id("--tenant", tenant)
+    check_id("REQUEST_ID", ids[0] if ids else "")
+    check_id("REQUEST_ID", before if dot else None)
     if dot and before != own:
         raise ConfigError(
             f"{name} is of the tenant {before}, and you ask as {own}: --tenant {before} asks as "

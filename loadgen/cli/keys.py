@@ -3,33 +3,25 @@
 import argparse
 from pathlib import Path
 
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.common import check_id
+from loadgen.cli.options.option import add_options
 from shared.bus.users import Role, User
 from shared.errors import ConfigError
-from shared.subjects import ID_PATTERN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of the keys")
-    add_option(parser, "--workers R1,R2,...", "the replicas of the workers", "")
-    add_option(parser, "--tenants A,B,...", "the tenants", "")
-    add_option(
+    add_options(
         parser,
-        "--hosts NAME,...",
-        "names and addresses under which the NATS server is reached, besides this machine's",
-        "",
-    )
-    parser.add_argument(
-        "--revoke",
-        action="store_true",
-        help="take the keys of these workers, tenants and services away instead",
-    )
-    add_option(
-        parser,
-        "--services NAME,...",
-        "with --revoke: operator, gateway, admission, planner, relegation; the next "
-        "`slackline keys` makes new keys for them",
-        "",
+        """
+        --workers R1,R2,... =: the replicas of the workers
+        --tenants A,B,... =: the tenants
+        --hosts NAME,... =: names and addresses under which the NATS server is reached, besides
+            this machine's
+        --revoke: take the keys of these workers, tenants and services away instead
+        --services NAME,... =: with --revoke: operator, gateway, admission, planner, relegation;
+            the next `slackline keys` makes new keys for them
+        """,
     )
 
 
@@ -61,6 +53,5 @@ def names(option: str, text: str) -> list[str]:
     """The ids in a list with commas. Raises ConfigError."""
     found = [name for name in text.split(",") if name]
     for name in found:
-        if not ID_PATTERN.fullmatch(name):
-            raise ConfigError(f"{option} {name}: 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+        check_id(f"{option} {name}", name)
     return found

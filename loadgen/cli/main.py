@@ -4,6 +4,7 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,93 +14,41 @@ from typing import NoReturn
 
 from shared.errors import ConfigError, SlacklineError
 
-# Name: (module, one line of help). Imported only when chosen, so that `slackline --help` is quick.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (
-        "loadgen.cli.demo",
-        (
-            "show a real model answer, then two policies side by side under the same bursts, "
-            "in three minutes"
-        ),
-    ),
-    "up": ("loadgen.cli.up", "start a fleet on this machine, and stop it with Ctrl-C"),
-    "keys": (
-        "loadgen.cli.keys",
-        "make the keys, permissions and certificates of a fleet's NATS server",
-    ),
-    "streams": (
-        "loadgen.cli.streams",
-        "make the streams and buckets at a NATS server, before its services start",
-    ),
-    "config": (
-        "loadgen.cli.config",
-        "check a configuration file, line by line, and say what each setting means",
-    ),
-    "submit": ("loadgen.cli.sending.submit", "send one prompt and stream the answer"),
-    "chat": (
-        "loadgen.cli.sending.chat",
-        "talk with the model of a running fleet, and see the latency of each answer",
-    ),
-    "status": ("loadgen.cli.status", "say whether a fleet works, and what it does just now"),
-    "top": ("loadgen.cli.top", "watch a fleet at work in the terminal"),
-    "explain": (
-        "loadgen.cli.explain",
-        "say why a request was late, with the share of each cause",
-    ),
-    "load": (
-        "loadgen.cli.sending.load",
-        "send the requests of a trace or a synthetic workload to a running fleet",
-    ),
-    "record": (
-        "loadgen.cli.recording",
-        "write the requests of a running fleet to a trace, which `slackline advise` reads",
-    ),
-    "simulate": (
-        "loadgen.cli.simulated.simulate",
-        "serve a trace or a workload in virtual time, with the cores of the live services",
-    ),
-    "capacity": (
-        "loadgen.cli.simulated.capacity",
-        "find the highest rate at which few enough requests miss their SLO, in virtual time",
-    ),
-    "advise": (
-        "loadgen.cli.simulated.advise",
-        "say how many replicas of which GPU a recorded load needs, and which requests suffer",
-    ),
-    "search": (
-        "loadgen.cli.simulated.search",
-        (
-            "rank the settings of a policy, such as the mix of its pools, "
-            "by their results on a load, in virtual time"
-        ),
-    ),
-    "compare": (
-        "loadgen.cli.simulated.compare",
-        "put policies side by side on identical arrivals, in virtual time, or reports of load runs",
-    ),
-    "bound": (
-        "loadgen.cli.simulated.bound",
-        (
-            "bound the requests of a trace or a workload that any scheduler could satisfy, "
-            "even one that knows the future"
-        ),
-    ),
-    "profile": (
-        "loadgen.cli.simulated.profile",
-        "list, show and fit profiles, the models of iteration time",
-    ),
-    "key": (
-        "loadgen.cli.key",
-        "make a key with which a tenant's clients reach the gateway, and store its hash",
-    ),
-    "bench": (
-        "loadgen.cli.bench",
-        "measure the hot path on this machine, each figure beside its aim",
-    ),
-    "completion": (
-        "loadgen.cli.completion",
-        "print the script with which bash, zsh or fish completes commands and options",
-    ),
+# Each command's module below loadgen.cli, whose last part is its name, and its line of help.
+LINES = """
+demo: show a real model answer, then two policies side by side under the same bursts, in three
+    minutes
+up: start a fleet on this machine, and stop it with Ctrl-C
+keys: make the keys, permissions and certificates of a fleet's NATS server
+streams: make the streams and buckets at a NATS server, before its services start
+config: check a configuration file, line by line, and say what each setting means
+sending.submit: send one prompt and stream the answer
+sending.chat: talk with the model of a running fleet, and see the latency of each answer
+status: say whether a fleet works, and what it does just now
+top: watch a fleet at work in the terminal
+explain: say why a request was late, with the share of each cause
+sending.load: send the requests of a trace or a synthetic workload to a running fleet
+record: write the requests of a running fleet to a trace, which `slackline advise` reads
+simulated.simulate: serve a trace or a workload in virtual time, with the cores of the live services
+simulated.capacity: find the highest rate at which few enough requests miss their SLO, in virtual
+    time
+simulated.advise: say how many replicas of which GPU a recorded load needs, and which requests
+    suffer
+simulated.search: rank the settings of a policy, such as the mix of its pools, by their results on a
+    load, in virtual time
+simulated.compare: put policies side by side on identical arrivals, in virtual time, or reports of
+    load runs
+simulated.bound: bound the requests of a trace or a workload that any scheduler could satisfy, even
+    one that knows the future
+simulated.profile: list, show and fit profiles, the models of iteration time
+key: make a key with which a tenant's clients reach the gateway, and store its hash
+bench: measure the hot path on this machine, each figure beside its aim
+completion: print the script with which bash, zsh or fish completes commands and options
+"""
+# By name: (module, line of help). Imported only when chosen, so that `slackline --help` is quick.
+COMMANDS = {
+    module.rpartition(".")[2]: (f"loadgen.cli.{module}", " ".join(line.split()))
+    for module, line in re.findall(r"^(\S+): (.+(?:\n +.+)*)", LINES, re.MULTILINE)
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit statuses of shells
 

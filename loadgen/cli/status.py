@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet_tables import headline, replica_table, tier_table
 from loadgen.load.connection import connecting
 from loadgen.tables import print_line, print_table
@@ -25,10 +25,13 @@ ANSWER_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser, "--listen S", "listen for S seconds; longer shows more of the SLOs", LISTEN_S
+    add_options(
+        parser,
+        f"""
+        --listen S = {LISTEN_S}: listen for S seconds; longer shows more of the SLOs
+        --json: print JSON instead of tables
+        """,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_access_arguments(parser, "the operator")
 
 

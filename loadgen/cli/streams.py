@@ -4,19 +4,19 @@ import argparse
 import asyncio
 
 from loadgen.access import Access, access_of, add_access_arguments
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
 from shared.bus.users import OPERATOR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers",
-        required=True,
-        metavar="R1,R2,...",
-        help="the replicas of the workers; each has a log of its own",
+    add_options(
+        parser,
+        """
+        --workers R1,R2,... (required): the replicas of the workers; each has a log of its own
+        --copies N = 1: servers of the NATS cluster that keep each stream
+        """,
     )
-    add_option(parser, "--copies N", "servers of the NATS cluster that keep each stream", 1)
     add_access_arguments(parser, "the operator")
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet_tables import headline, request_table, strip_table, tier_table
 from loadgen.load.connection import connecting
 from loadgen.tables import fitted
@@ -28,7 +28,7 @@ QUIT = b"q\x03"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--every S", "look every S seconds", 0.5)
+    add_options(parser, "--every S = 0.5: look every S seconds")
     add_access_arguments(parser, "the operator")
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from loadgen.access import DEFAULT_URL
 from loadgen.cli.options.common import parse_pairs
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.trial import add_draft_arguments, add_policy_arguments, draft_of
 from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec
 from loadgen.fleet.gpus import torch_replicas
@@ -44,99 +44,42 @@ NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser,
-        "--replicas N",
-        "number of workers, each with an engine "
-        "(default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)",
-        type=int,
-    )
     add_policy_arguments(parser, default="")
-    parser.add_argument(
-        "--engine",
-        default="torch",
-        choices=("torch", "vllm", "sim"),
-        help="torch and vllm run a real model; sim has the timing of a GPU and answers nonsense "
-        "(default: torch)",
-    )
-    add_option(
-        parser,
-        "--model NAME|FOLDER",
-        "torch, vllm: a shipped model, or a folder in Hugging Face format "
-        f"(default: {models.DEFAULT})",
-    )
-    parser.add_argument(
-        "--vllm",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="vllm: an argument of its engine, with the value in JSON; may be repeated",
-    )
-    parser.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="vllm: a LoRA adapter; may be repeated",
-    )
-    add_option(
-        parser,
-        "--draft-model NAME|FOLDER",
-        "torch: the draft model beside it, a shipped one or a folder; none: no drafts "
-        f"(default: {models.DRAFTS[models.DEFAULT]} beside {models.DEFAULT}, else none)",
-        "",
-    )
-    add_option(
-        parser,
-        "--profile NAME",
-        "iteration-time model of the engine: a shipped profile or a .json file "
-        "(default: sim has one built in, the others measure theirs)",
-        "",
-    )
-    add_option(parser, "--pace X", "sim: seconds of wall clock per second of the profile", 1.0)
     add_draft_arguments(parser)
-    add_option(
+    add_options(
         parser,
-        "--tiers NAME|FILE",
-        "tiers and their SLOs: a built-in set, or a file: a configuration, or a set in TOML "
-        "or JSON",
-        "",
+        f"""
+        --replicas N (int): number of workers, each with an engine (default: 2 with sim, 1 with
+            vllm; with torch one per GPU, or per two cores without)
+        --engine torch|vllm|sim = torch: torch and vllm run a real model; sim has the timing of a
+            GPU and answers nonsense
+        --model NAME|FOLDER: torch, vllm: a shipped model, or a folder in Hugging Face format
+            (default: {models.DEFAULT})
+        --vllm NAME=VALUE (repeated): vllm: an argument of its engine, with the value in JSON; may
+            be repeated
+        --adapter NAME=FOLDER (repeated): vllm: a LoRA adapter; may be repeated
+        --draft-model NAME|FOLDER =: torch: the draft model beside it, a shipped one or a folder;
+            none: no drafts (default: {models.DRAFTS[models.DEFAULT]} beside {models.DEFAULT}, else
+            none)
+        --profile NAME =: iteration-time model of the engine: a shipped profile or a .json file
+            (default: sim has one built in, the others measure theirs)
+        --pace X = 1.0: sim: seconds of wall clock per second of the profile
+        --tiers NAME|FILE =: tiers and their SLOs: a built-in set, or a file: a configuration, or a
+            set in TOML or JSON
+        --config FILE: configuration of all services, in TOML; `slackline config check FILE`
+            explains it. Other options here win over it
+        --planners N = 1: number of planners
+        --admissions N = 1: number of admission services
+        --port P (int): port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)
+        --http-port P (int): port of the gateway; 0: any free port (default: {HTTP_PORT} if free,
+            else any)
+        --store DIR: keep the data of NATS (requests, logs of acks) in DIR (default: a temporary
+            folder)
+        --metrics-port P (int): port of the page with the metrics of all processes (default:
+            {METRICS_PORT}, else any free one)
+        --no-gateway: start no gateway: NATS only
+        """,
     )
-    add_option(
-        parser,
-        "--config FILE",
-        "configuration of all services, in TOML; `slackline config check FILE` explains it. "
-        "Other options here win over it",
-        type=Path,
-    )
-    add_option(parser, "--planners N", "number of planners", 1)
-    add_option(parser, "--admissions N", "number of admission services", 1)
-    add_option(
-        parser,
-        "--port P",
-        f"port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)",
-        type=int,
-    )
-    add_option(
-        parser,
-        "--http-port P",
-        f"port of the gateway; 0: any free port (default: {HTTP_PORT} if free, else any)",
-        type=int,
-    )
-    add_option(
-        parser,
-        "--store DIR",
-        "keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
-        type=Path,
-    )
-    add_option(
-        parser,
-        "--metrics-port P",
-        f"port of the page with the metrics of all processes (default: {METRICS_PORT}, "
-        "else any free one)",
-        type=int,
-    )
-    parser.add_argument("--no-gateway", action="store_true", help="start no gateway: NATS only")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,22 +3,19 @@
 The part also returns the speed of the engine on this machine.
 """
 
-import asyncio
 import time
 
 from rich.console import Console
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.connection import connected
+from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.stream import printable, stream
-from shared import subjects
-from shared.bus.api import Call
 from shared.bus.users import OPERATOR
 from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
-from shared.core.announced import profile_of
 from shared.perf.iteration_time import Profile
-from shared.schemas import Announce, GenerateRequest, Sampling
+from shared.schemas import GenerateRequest, Sampling
 
 # (tier of the default set, question). The model knows only a little of its training texts.
 QUESTIONS = (
@@ -27,7 +24,6 @@ QUESTIONS = (
     ("summary", "Tell me about the horse."),
 )
 SAMPLING = Sampling(max_tokens=160, temperature=0.5, top_p=0.9, seed=1)
-ANNOUNCED_WITHIN_S = 5.0
 
 
 def spec() -> FleetSpec:
@@ -37,19 +33,14 @@ def spec() -> FleetSpec:
 async def answer(fleet: Fleet, console: Console) -> Profile:
     """Asks each question in turn. Returns the profile that the worker measured.
 
-    Raises SlacklineError if a stream breaks.
+    Raises SlacklineError if a stream breaks, or no worker is heard.
     """
-    announced: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
-
-    def on_announce(announce: Announce, _: Call) -> None:
-        if not announced.done():
-            announced.set_result(announce)
-
+    heartbeats = Heartbeats()
     async with connected(fleet.access(), "slackline-demo", OPERATOR, Clock(), Patience()) as client:
-        await client.bus.subscribe(subjects.ANNOUNCEMENTS, Announce, on_announce)
+        await heartbeats.listen(client.bus)
         for tier, question in QUESTIONS:
             await _ask(client, console, tier, question)
-        return profile_of(await asyncio.wait_for(announced, ANNOUNCED_WITHIN_S))
+        return await heartbeats.profile()
 
 
 async def _ask(client: Client, console: Console, tier: str, question: str) -> None:

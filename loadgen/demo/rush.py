@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from rich.console import Console
@@ -27,24 +27,20 @@ from shared.perf.shape import BatchShape
 from shared.rules.tiers import load_tiers
 
 TIERS, BURSTS = "demo-3", "demo"
+WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
 # Beyond these limits the figures say more about the machine than about the policies.
 IDLE_LIMIT, LATENESS_LIMIT_S = 0.03, 0.2
 STEADY_DECODES = 32  # in an iteration at capacity, beside a chunk of prefill
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """The requests that are offered, and the engines that serve them."""
+    """The requests that are offered, and the fleet that serves them, whatever its policy."""
 
-    engine: str
-    profile: str  # empty: each worker measures its own
-    workload: str
-    context_tokens: int
-    replicas: int
+    fleet: FleetSpec
     rate: float  # requests/s, the mean over the bursts
     duration_s: float
     seed: int
-    wait_s: float = 90.0  # for requests that still run after the last arrival
-    pace: float = 1.0  # of simulated engines: seconds of wall clock per second of the profile
+    wait_s: float  # for requests that still run after the last arrival
 
     def requests(self) -> list[PlannedRequest]:
         """The plan of the rush. It is the same at every call."""
@@ -55,12 +51,8 @@ class Rush(Struct, frozen=True, kw_only=True):
             self.seed,
             parse_profile(BURSTS, self.duration_s),
         )
-        return plan_requests(
-            arrivals,
-            named_workload(self.workload, self.context_tokens),
-            load_tiers(TIERS),
-            self.seed,
-        )
+        lengths = named_workload(WORKLOAD, CONTEXT_TOKENS)
+        return plan_requests(arrivals, lengths, load_tiers(TIERS), self.seed)
 
 
 def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> float:
@@ -75,20 +67,6 @@ def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> floa
     decodes = BatchShape(decodes=STEADY_DECODES, decode_context=int(STEADY_DECODES * prompt))
     return 1 / (
         iterations * profile.batch_s(decodes.with_chunk(int(prompt / iterations), int(prompt / 2)))
-    )
-
-
-def spec(policy: str, settings: Mapping[str, str], rush: Rush) -> FleetSpec:
-    return FleetSpec(
-        replicas=rush.replicas,
-        policy=policy,
-        settings=settings,
-        engine=rush.engine,
-        profile=rush.profile,
-        pace=rush.pace,
-        tiers=TIERS,
-        gateway=False,
-        drain_s=2.0,
     )
 
 
@@ -114,7 +92,7 @@ async def serve(
             clock,
             seed=rush.seed,
             longest_output=longest,
-            context_tokens=rush.context_tokens,
+            context_tokens=CONTEXT_TOKENS,
             prompts=prompts.ids if prompts is not None else None,
         )
         began_s, used_s = time.monotonic(), _cpu_s(fleet)
@@ -123,7 +101,7 @@ async def serve(
         took_s = time.monotonic() - began_s
         cores = (_cpu_s(fleet) - used_s) / took_s
         engines = await heartbeats.spent()
-    busy = engines.exec_s / (took_s * rush.replicas)
+    busy = engines.exec_s / (took_s * rush.fleet.replicas)
     waited = engines.idle_s / (engines.exec_s + engines.idle_s) if engines.exec_s else 0.0
     late_s = spread([outcome.lateness_s for outcome in tally.outcomes]).p99_s or 0.0
     machine = (
@@ -133,7 +111,7 @@ async def serve(
         f"the fleet used {cores:.2f} cores"
     )
     notes = [machine]
-    if rush.engine != "sim" and (waited > IDLE_LIMIT or late_s > LATENESS_LIMIT_S):
+    if rush.fleet.engine != "sim" and (waited > IDLE_LIMIT or late_s > LATENESS_LIMIT_S):
         notes.append(
             "this machine was too busy with other work: run the demonstration again when it is idle"
         )

@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 from msgspec import Struct
@@ -52,6 +52,8 @@ from shared.vocabulary import ReplicaId
 
 if TYPE_CHECKING:
     from loadgen.fleet.key_folder import Keys
+
+Result = TypeVar("Result")
 
 POLL_S = 0.05
 PING_S = 1.0  # for one answer of the services API
@@ -177,7 +179,7 @@ class Fleet:
         ready_s = VLLM_READY_S if self.spec.engine == "vllm" else READY_S
         try:
             async with asyncio.timeout(ready_s):
-                await self._unless_failed(self._start())
+                await self.unless_failed(self._start())
         except TimeoutError as error:
             await self._stop(keep_logs=True)
             raise ChildError(
@@ -414,14 +416,14 @@ class Fleet:
             f"{child.name} is still awaited; {child.log} says:\n{child.tail()}" for child in late
         )
 
-    async def _unless_failed(self, work: Any) -> None:
+    async def unless_failed(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do `work`, unless a process fails first: then raise its error."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 self.failed.result()
-            await task
+            return await task
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

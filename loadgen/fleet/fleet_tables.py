@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.load.report import percent, seconds
+from loadgen.tables import with_columns
 from shared.console.collector import FRESH_S
 from shared.console.picture import Iteration, Picture, Quantiles, ReplicaPicture, RequestRow
 from shared.vocabulary import Slo
@@ -33,11 +34,8 @@ def tier_table(picture: Picture) -> Table:
     """Attainment over the window; the median and the 99th percentile of each latency, and below
     them what is owed.
     """
-    out = _table()
-    out.add_column("tier")
-    for name in ("SLO met", "TTFT p50 / p99", "TBT p50 / p99", "TTLT p50 / p99"):
-        out.add_column(name, justify="right")
-    out.add_column("missed by")
+    latencies = ">TTFT p50 / p99|>TBT p50 / p99|>TTLT p50 / p99"
+    out = _table(f"tier|>SLO met|{latencies}|missed by")
     for tier in picture.tiers:
         part, slo = (tier.met / tier.offered if tier.offered else None), tier.slo or Slo()
         out.add_row(
@@ -53,19 +51,11 @@ def tier_table(picture: Picture) -> Table:
 
 def replica_table(picture: Picture) -> Table:
     """State and work of each replica."""
-    out = _table()
-    out.add_column("replica")
-    for name in ("KV", "decode", "wait", "best-effort", "backlog", "tokens/s", "busy"):
-        out.add_column(name, justify="right")
-    out.add_column("state")
+    out = _table("replica|>KV|>decode|>wait|>best-effort|>backlog|>tokens/s|>busy|state")
     for replica in picture.replicas:
         state = _state(replica)
         out.add_row(
-            Text(replica.name),
-            _kv(replica),
-            str(replica.running),
-            str(replica.waiting),
-            str(replica.best_effort),
+            *_holds(replica),
             seconds(replica.backlog_s),
             f"{replica.tokens_s:.0f}",
             f"{100 * replica.busy:.0f} %",
@@ -78,20 +68,12 @@ def strip_table(picture: Picture) -> Table:
     """Each replica with its last iterations: a block for each, as high as it was long, and how
     their time compares with the predicted one.
     """
-    out = _table()
-    out.add_column("replica")
-    for name in ("KV", "decode", "wait", "best", "tok/s", "ran/plan", "idle"):
-        out.add_column(name, justify="right")
-    out.add_column("last iterations")
+    out = _table("replica|>KV|>decode|>wait|>best|>tok/s|>ran/plan|>idle|last iterations")
     for replica in picture.replicas:
         recent, state = replica.iterations[-STRIP:], _state(replica)
         ran, idle = _timing(recent)
         out.add_row(
-            Text(replica.name),
-            _kv(replica),
-            str(replica.running),
-            str(replica.waiting),
-            str(replica.best_effort),
+            *_holds(replica),
             f"{replica.tokens_s:.0f}",
             ran,
             idle,
@@ -104,11 +86,7 @@ def request_table(rows: Sequence[RequestRow]) -> Table:
     """Requests, those with the least slack first. Tokens: of the prompt while it is computed, then
     of the output.
     """
-    out = _table()
-    for name in ("request", "tier", "at"):
-        out.add_column(name)
-    for name in ("tokens", "age", "slack"):
-        out.add_column(name, justify="right")
+    out = _table("request|tier|at|>tokens|>age|>slack")
     for row in rows:
         late = row.slack_s is not None and row.slack_s < 0
         slack = "-" if row.slack_s is None else _signed(row.slack_s)
@@ -125,13 +103,15 @@ def request_table(rows: Sequence[RequestRow]) -> Table:
     return out
 
 
-def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def _table(heads: str) -> Table:
+    return with_columns(Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)), heads)
 
 
-def _kv(replica: ReplicaPicture) -> str:
+def _holds(replica: ReplicaPicture) -> list[str | Text]:
+    """The name, the KV in use, and the numbers of requests: decoding, waiting, best-effort."""
     used = 1 - replica.kv_free_blocks / replica.kv_blocks if replica.kv_blocks else 0.0
-    return f"{100 * used:.0f} %"
+    counts = (replica.running, replica.waiting, replica.best_effort)
+    return [Text(replica.name), f"{100 * used:.0f} %", *map(str, counts)]
 
 
 def _state(replica: ReplicaPicture) -> str:

@@ -42,6 +42,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from loadgen.fleet.lifeline import bound
+from loadgen.fleet.ports import HOST, free_port
 from shared.errors import ConfigError
 
 READY_S = 60.0  # JetStream reads its store before the port opens
@@ -48,12 +49,10 @@ def find_binary() -> Path:
 def server_config(
     host: str, port: int, max_payload_bytes: int, jetstream: Path | None
 ) -> list[str]:
-    """Lines of a configuration file. Port 0: any free one, which the server writes to its ports
-    file. Without a folder there is no JetStream.
-    """
+    """Lines of a configuration file. Without a folder there is no JetStream."""
     lines = [
         f"host: {json.dumps(host)}",
-        f"port: {port or -1}",
+        f"port: {port}",
         f"max_payload: {max_payload_bytes}",
         f'ping_interval: "{PING_S}s"',
         "ping_max: 2",
@@ -79,14 +78,12 @@ class NatsServer:
         *,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         jetstream: bool = True,
-        host: str = "127.0.0.1",
         include: Path | None = None,
     ) -> None:
         """`include`: a further file of configuration."""
         self._include = include
         self._max_payload_bytes = max_payload_bytes
         self._jetstream = jetstream
-        self._host = host
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -100,20 +97,10 @@ class NatsServer:
         """
         assert self._process is None, "already started"
         store_dir.mkdir(parents=True, exist_ok=True)
-        for stale in store_dir.glob("*.ports"):
-            stale.unlink()
-        log = store_dir / "nats-server.log"
-        config = store_dir / "nats-server.conf"
-        lines = [
-            f"ports_file_dir: {json.dumps(str(store_dir))}",
-            f"log_file: {json.dumps(str(log))}",
-        ]
-        lines += server_config(
-            self._host,
-            port,
-            self._max_payload_bytes,
-            store_dir / "jetstream" if self._jetstream else None,
-        )
+        log, config = store_dir / "nats-server.log", store_dir / "nats-server.conf"
+        jetstream, port = store_dir / "jetstream" if self._jetstream else None, port or free_port()
+        lines = server_config(HOST, port, self._max_payload_bytes, jetstream)
+        lines.append(f"log_file: {json.dumps(str(log))}")
         if self._include is not None:
             lines.append(include_line(self._include, config))
         config.write_text("\n".join(lines) + "\n")
@@ -124,7 +111,7 @@ class NatsServer:
             start_new_session=True,
         )  # fmt: skip
         try:
-            self.url = self._wait_ready(store_dir, log)
+            self._wait_ready(f"nats://{HOST}:{port}", log)
         except BaseException:
             self.kill()
             raise
@@ -149,29 +136,21 @@ class NatsServer:
             self._process.wait()
             self._process = None
 
-    def _wait_ready(self, store_dir: Path, log: Path) -> str:
+    def _wait_ready(self, url: str, log: Path) -> None:
         assert self._process is not None
-        ports, began = store_dir / f"nats-server_{self._process.pid}.ports", time.monotonic()
-        while time.monotonic() - began < READY_S:
+        began = time.monotonic()
+        while not greets(url):
             if self._process.poll() is not None:
                 raise ConfigError(
                     f"nats-server ended at start with status {self._process.returncode}: "
                     f"{_last_lines(log)}"
                 )
-            url = _first_url(ports)
-            if url is not None and greets(url):
-                return url
+            if time.monotonic() - began > READY_S:
+                raise ConfigError(
+                    f"nats-server did not serve within {READY_S:g} s: {_last_lines(log)}"
+                )
             time.sleep(0.01)
-        raise ConfigError(f"nats-server did not serve within {READY_S:g} s: {_last_lines(log)}")
-
-
-def _first_url(ports: Path) -> str | None:
-    """The client URL in the ports file; None while it is absent or half written."""
-    try:
-        urls: list[str] = json.loads(ports.read_text())["nats"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return urls[0]
+        self.url = url
 
 
 def greets(url: str) -> bool:

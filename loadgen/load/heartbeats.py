@@ -87,14 +87,8 @@ class Heartbeats:
         """The profile by which admission turns multiples of zero-load time into seconds: that of
         the worker with the longest context. Raises ConfigError if no worker is heard.
         """
-        try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                await self._heard.wait()
-        except TimeoutError as error:
-            raise ConfigError(
-                "bounds in multiples of zero-load time need a running worker, and none is heard"
-            ) from error
-        return profile_of(max(self._newest.values(), key=lambda worker: worker.context_tokens))
+        workers = await self.workers()
+        return profile_of(max(workers.values(), key=lambda worker: worker.context_tokens))
 
 
 def resolved_by(profile: Profile, max_tokens: Callable[[PlannedRequest], int]) -> Resolve:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from loadgen.load.report import percent
 from loadgen.load.tally import Tally
+from loadgen.tables import with_columns
 
 TERMINAL_S, PLAIN_S = 0.5, 5.0  # between two updates
 
@@ -58,10 +59,8 @@ class Counter:
     def table(self, at_s: float) -> Table:
         at_s = min(at_s, self._duration_s)
         title = f"{self._label or 'load'}: {at_s:.0f} of {self._duration_s:.0f} s"
-        out = Table(title=title, title_justify="left")
-        out.add_column("tier")
-        for name in ("sent", "running", "ended", "SLO met so far", "relegated"):
-            out.add_column(name, justify="right")
+        heads = "tier|>sent|>running|>ended|>SLO met so far|>relegated"
+        out = with_columns(Table(title=title, title_justify="left"), heads)
         for name, c in self.counts.items():
             out.add_row(
                 name, str(c.sent), str(c.sent - c.ended), str(c.ended), c.kept, str(c.relegated)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from loadgen.load.mix import PlannedRequest
 from shared.core.record.judgement import missed
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import PeerError
 from shared.measure import Measure
 from shared.rules.tiers import TierSet
 from shared.vocabulary import FinishReason, Slo
 
-GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 # The error codes of a server that has no room, as against a request that is impossible.
 NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
 

@@ -3,41 +3,22 @@ profile says, all the time or from one iteration to the next, or to which drafts
 outputs longer or shorter than those that the policy learns from.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 
-from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Admission, Choice, Observation, Policy, View
 from shared.schemas import Offer
 
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """An engine that the planner knows by this profile, and that takes `times` as long in part."""
-
-    profile: Profile
-    times: float
-
-    @property
-    def name(self) -> str:
-        return self.profile.name
-
-
-@dataclass(frozen=True, slots=True)
-class Stretched(_Engine):
-    """Every iteration takes `times` as long."""
-
-    def batch_s(self, shape: BatchShape) -> float:
-        return self.times * self.profile.batch_s(shape)
-
-    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
-
-
+BatchTime = Callable[[BatchShape], float]  # the seconds that an engine takes for a batch
 # By the size of iterations: what they take over what is predicted, one after the other.
 Scatter = Mapping[int, Sequence[float]]
+
+
+def stretched(batch_s: BatchTime, times: float) -> BatchTime:
+    """Every iteration takes `times` as long."""
+    return lambda shape: times * batch_s(shape)
 
 
 def size_of(shape: BatchShape) -> int:
@@ -47,41 +28,32 @@ def size_of(shape: BatchShape) -> int:
     return (shape.prefill_tokens + shape.decodes).bit_length()
 
 
-class Scattered:
+def scattered(batch_s: BatchTime, times: Scatter) -> BatchTime:
     """Each iteration takes as many times as long as the next of the `times` of its size says, or of
     the nearest size that has any. After the last comes the first again.
     """
+    cycles = {size: cycle(each) for size, each in times.items()}
 
-    def __init__(self, profile: Profile, times: Scatter) -> None:
-        self.name = profile.name
-        self._profile = profile
-        self._times = {size: cycle(each) for size, each in times.items()}
-
-    def batch_s(self, shape: BatchShape) -> float:
-        """The seconds of the next iteration."""
+    def found_s(shape: BatchShape) -> float:
         size = size_of(shape)
-        nearest = min(self._times, key=lambda known: abs(known - size))
-        return next(self._times[nearest]) * self._profile.batch_s(shape)
+        nearest = min(cycles, key=lambda known: abs(known - size))
+        return next(cycles[nearest]) * batch_s(shape)
 
-    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        return self._profile.prefill_budget(shape, cached, budget_s, limit)
+    return found_s
 
 
-@dataclass(frozen=True, slots=True)
-class DearDrafts(_Engine):
+def with_dear_drafts(batch_s: BatchTime, times: float) -> BatchTime:
     """Drafts, in iterations of decodes alone, take `times` as long to verify."""
 
-    def batch_s(self, shape: BatchShape) -> float:
-        whole_s = self.profile.batch_s(shape)
+    def found_s(shape: BatchShape) -> float:
+        whole_s = batch_s(shape)
         if shape.prefills or not shape.prefill_tokens:
             return whole_s
-        plain_s = self.profile.batch_s(
-            BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
-        )
-        return plain_s + self.times * (whole_s - plain_s)
+        plain = BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
+        plain_s = batch_s(plain)
+        return plain_s + times * (whole_s - plain_s)
 
-    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        return self.profile.prefill_budget(shape, cached, budget_s, limit)
+    return found_s
 
 
 class MisjudgedLengths:

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage
-from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Scattered, Stretched
+from loadgen.simulator.misjudged import (
+    BatchTime,
+    MisjudgedLengths,
+    scattered,
+    stretched,
+    with_dear_drafts,
+)
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
@@ -24,7 +30,6 @@ from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import draft_of
-from shared.perf.iteration_time import Profile
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -181,7 +186,7 @@ class Simulation:
                 hand_back=deployment.hand_back,
                 # iterations that scatter are never alike
                 leaps=self._options.leaps and not deployment.engine_scatter,
-                engine=_engine(deployment, own),
+                batch_s=_engine(deployment, own.batch_s),
                 engine_draft=own_draft,
             )
 
@@ -394,12 +399,12 @@ class Arrivals:
             i = self._next_rounds.pop(self._keys[i], None)
 
 
-def _engine(deployment: Deployment, own: Profile) -> Profile:
-    """The times that an engine takes whose profile is `own`."""
+def _engine(deployment: Deployment, batch_s: BatchTime) -> BatchTime:
+    """The times of an engine whose profile says `batch_s`."""
     if deployment.verification_times != 1.0:
-        own = DearDrafts(own, deployment.verification_times)
+        batch_s = with_dear_drafts(batch_s, deployment.verification_times)
     if deployment.engine_times != 1.0:
-        own = Stretched(own, deployment.engine_times)
+        batch_s = stretched(batch_s, deployment.engine_times)
     if deployment.engine_scatter:
-        own = Scattered(own, deployment.engine_scatter)
-    return own
+        batch_s = scattered(batch_s, deployment.engine_scatter)
+    return batch_s

@@ -4,8 +4,8 @@ store them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.virtual_fleet import ADMISSION
 from shared.errors import ConfigError
 from shared.perf.iteration_time import Profile
@@ -20,42 +20,13 @@ EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of G
 OUTPUT_STEP_TOKENS = 1024
 
 
-class Planned(Protocol):
-    """One request that will arrive. The plans of loadgen consist of these."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def arrival_s(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def output_tokens(self) -> int: ...
-    @property
-    def tier(self) -> str: ...
-    @property
-    def importance(self) -> float: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def application(self) -> str: ...
-    @property
-    def thinking_tokens(self) -> int: ...
-    @property
-    def session(self) -> str: ...
-    @property
-    def after(self) -> int | None: ...  # the request whose good end it waits for
-    @property
-    def pause_s(self) -> float: ...  # between that end and this arrival
-
-
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Requests in order of arrival, and the tiers that they name. A request that is `after` another
     arrives when that one has ended well and its pause is over. The seed decides the routers' draws.
     """
 
-    requests: Sequence[Planned]
+    requests: Sequence[PlannedRequest]
     tiers: TierSet
     seed: int = 1
 
@@ -69,17 +40,17 @@ class Traffic:
         longest = max((request.output_tokens for request in self.requests), default=1)
         return -(-longest // OUTPUT_STEP_TOKENS) * OUTPUT_STEP_TOKENS
 
-    def slo(self, request: Planned) -> Slo:
+    def slo(self, request: PlannedRequest) -> Slo:
         """The SLO of its tier; multiples of zero-load times are not resolved yet."""
         return self.tiers.named(request.tier).slo
 
 
-def key_of(planned: Planned) -> RequestKey:
+def key_of(planned: PlannedRequest) -> RequestKey:
     return RequestKey(f"{planned.tenant}.{planned.number}")
 
 
 def stored_as(
-    planned: Planned,
+    planned: PlannedRequest,
     tiers: TierSet,
     profile: Profile,
     context_tokens: int,

@@ -16,6 +16,7 @@ from random import Random
 from typing import Protocol, assert_never
 
 from loadgen.simulator.latency import Latency, Route
+from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_worker import VirtualWorker
 from shared.core.replica.events import (
@@ -71,7 +72,7 @@ class Store(Protocol):
 
 class VirtualReplica:
     """One replica; `rng` draws its latencies. The planner knows `profile` and `draft`; iterations
-    take as long as `engine` and `engine_draft` say. No message is lost here, so a resync or a
+    take as long as `batch_s` and `engine_draft` say. No message is lost here, so a resync or a
     refused plan is a bug of the cores.
     """
 
@@ -89,7 +90,7 @@ class VirtualReplica:
         *,
         hand_back: bool,
         leaps: bool = True,
-        engine: Profile,
+        batch_s: BatchTime,
         engine_draft: Draft | None,
     ) -> None:
         self.id: ReplicaId = announce.replica
@@ -102,7 +103,7 @@ class VirtualReplica:
         self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
-        self.worker = VirtualWorker(announce, engine, engine_draft, acceptance)
+        self.worker = VirtualWorker(announce, batch_s, engine_draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
 from shared.core.replica.in_flight import shape_of
 from shared.core.worker.held_request import seed_of
 from shared.perf.draft import Draft
-from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, speculate
 from shared.policy.need import Needs, Paces, needed_tokens
@@ -90,12 +90,12 @@ class VirtualWorker:
     def __init__(
         self,
         announce: Announce,
-        profile: Profile,
+        batch_s: BatchTime,
         draft: Draft | None,
         acceptance: Acceptance,
     ) -> None:
         self._announce = announce
-        self._profile, self._draft, self._acceptance = profile, draft, acceptance
+        self._batch_s, self._draft, self._acceptance = batch_s, draft, acceptance
         self.counters = Counters()
         self._queue: deque[BatchPlan] = deque()
         self._running: _Running | None = None
@@ -219,7 +219,7 @@ class VirtualWorker:
         self._running = _Running(
             plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike
         )
-        return self._profile.batch_s(shape)
+        return self._batch_s(shape)
 
     def _speculate(
         self,
@@ -266,7 +266,7 @@ class VirtualWorker:
             ending,
             False,
         )
-        return did.drafted_s + self._profile.batch_s(shape)
+        return did.drafted_s + self._batch_s(shape)
 
     def _needed(self, slots: Indices, now_unix_s: float, lasts_s: float) -> Needs:
         """The need of each request, from the tokens that it has by now."""
@@ -310,7 +310,7 @@ class VirtualWorker:
             steps = min(
                 steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min())
             )
-        batch_s, shape = self._profile.batch_s, running.shape
+        batch_s, shape = self._batch_s, running.shape
         return [batch_s(_grown(shape, n)) for n in range(steps)]
 
     def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
@@ -356,19 +356,14 @@ class VirtualWorker:
             emitted = np.where(drafted > 0, running.tokens, emitted)
         answering: list[tuple[int, int]] = []
         ended: list[tuple[int, str]] = []
-        overs: list[AttemptOver] = []
         if len(slots):
             self.counters.iterations += 1
             self.counters.exec_s += exec_s
             self.counters.idle_s += idle_s
             complete, answering = self._advance(running, emitted, ended_unix_s)
-            for slot in complete:
-                why = self._requests[slot].reason.value
-                ended.append((slot, why))
-                overs.append(self._over(slot, why))
-        for slot, why in sorted(running.ending):
-            ended.append((slot, why))
-            overs.append(self._over(slot, why))
+            ended = [(slot, self._requests[slot].reason.value) for slot in complete]
+        ended += sorted(running.ending)
+        overs = [self._over(slot, why) for slot, why in ended]
         self._ack_seq += 1
         ack = PlanAck(
             replica=plan.replica,

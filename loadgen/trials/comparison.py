@@ -14,12 +14,12 @@ from loadgen.bound.limit import Bound, bound
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.report import percent
 from loadgen.load.run_course import Course, course_of
-from loadgen.load.tally import GOOD_ENDS
 from loadgen.simulator.simulation import SimulationResult
 from loadgen.trials.figures import Figures, figures_of, token_gaps_s
 from loadgen.trials.figures_table import named
 from loadgen.trials.parallel import run_all
 from loadgen.trials.trial import Trial
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.schemas import Verdict
 from shared.vocabulary import Slo
@@ -36,19 +36,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     policies: list[Figures]
 
 
-class Latencies(NamedTuple):
-    """The latencies of one tier: every TTFT of the requests that have a first token, and every TTLT
-    of those that finished; ascending.
-
-    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival, for the
-    requests that finished and have both bounds.
-    """
-
-    ttft_s: Seconds
-    ttlt_s: Seconds
-    plane: Seconds
-
-
 class Offered(NamedTuple):
     """The load of one rate, served by each of `trials`."""
 
@@ -58,18 +45,21 @@ class Offered(NamedTuple):
 
 
 class Served(NamedTuple):
+    """`planes` and `course` are empty and None unless latencies are wanted. The plane of a tier:
+    [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival, for the requests
+    that finished and have both bounds.
+    """
+
     figures: Figures
-    latencies: dict[str, Latencies]  # by tier; empty unless wanted
-    course: Course | None  # None unless latencies are wanted
+    planes: dict[str, Seconds]
+    course: Course | None
 
 
 class Round(NamedTuple):
-    """The results of one rate. `latencies` and `courses`: of each policy; empty or None unless
-    wanted.
-    """
+    """The results of one rate, and of each policy what `Served` has."""
 
     comparison: Comparison
-    latencies: list[dict[str, Latencies]]
+    planes: list[dict[str, Seconds]]
     courses: list[Course | None]
 
 
@@ -139,7 +129,7 @@ def compare(
             bound=bounds[at],
             policies=[one.figures for one in row],
         )
-        rounds.append(Round(found_all, [one.latencies for one in row], [one.course for one in row]))
+        rounds.append(Round(found_all, [one.planes for one in row], [one.course for one in row]))
     return rounds
 
 
@@ -156,53 +146,38 @@ def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> 
     figures = figures_of(trial, requests, result)
     if not latencies:
         return Served(figures, {}, None)
-    found = by_tier(requests, result)
-    return Served(figures, found, _course(requests, result, found, trial.duration_s))
+    return Served(figures, _planes(requests, result), _course(requests, result, trial.duration_s))
 
 
 def _course(
-    requests: Sequence[PlannedRequest],
-    result: SimulationResult,
-    found: dict[str, Latencies],
-    duration_s: float,
+    requests: Sequence[PlannedRequest], result: SimulationResult, duration_s: float
 ) -> Course:
     tiers = [request.tier for request in requests]
     gaps_s, each = np.empty(0, np.float32), np.zeros(len(requests), np.int64)
     if result.token_unix_s is not None:
         gaps_s, each = token_gaps_s(result.token_unix_s)
     of_tier = np.repeat(np.array(tiers), each)
-    return course_of(
-        tiers,
-        [request.arrival_s for request in requests],
-        [v is not None and v.slo_met for v in result.verdicts],
-        {
-            tier: {
-                "TTFT": one.ttft_s.astype(np.float64),
-                "TBT": gaps_s[of_tier == tier].astype(np.float64),
-                "TTLT": one.ttlt_s.astype(np.float64),
-            }
-            for tier, one in found.items()
-        },
-        duration_s,
-    )
+    latencies_s = {}
+    for tier in dict.fromkeys(tiers):
+        both = zip(tiers, result.verdicts, strict=True)
+        ended = [v for its, v in both if v is not None and its == tier]
+        finished = [v for v in ended if v.finish_reason in GOOD_ENDS]
+        latencies_s[tier] = {
+            "TTFT": np.array([v.ttft_s for v in ended if v.ttft_s is not None]),
+            "TBT": gaps_s[of_tier == tier].astype(np.float64),
+            "TTLT": np.array([v.ttlt_s for v in finished if v.ttlt_s is not None]),
+        }
+    met = [v is not None and v.slo_met for v in result.verdicts]
+    return course_of(tiers, [r.arrival_s for r in requests], met, latencies_s, duration_s)
 
 
-def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Latencies]:
-    found = {}
-    for tier in dict.fromkeys(request.tier for request in requests):
-        each = zip(requests, result.verdicts, result.slos, strict=True)
-        ended = [(v, slo) for request, v, slo in each if v is not None and request.tier == tier]
-        of = [v for v, _ in ended]
-        ttft_s = np.array([v.ttft_s for v in of if v.ttft_s is not None], dtype=np.float32)
-        ttlt_s = np.array(
-            [v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS],
-            dtype=np.float32,
-        )
-        plane = [both for both in (on_the_plane(v, slo) for v, slo in ended) if both is not None]
-        found[tier] = Latencies(
-            np.sort(ttft_s), np.sort(ttlt_s), np.array(plane, dtype=np.float32).reshape(-1, 2)
-        )
-    return found
+def _planes(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Seconds]:
+    planes: dict[str, list[tuple[float, float]]] = {}
+    for request, v, slo in zip(requests, result.verdicts, result.slos, strict=True):
+        points = planes.setdefault(request.tier, [])
+        if v is not None and (point := on_the_plane(v, slo)) is not None:
+            points.append(point)
+    return {t: np.array(points, dtype=np.float32).reshape(-1, 2) for t, points in planes.items()}
 
 
 def on_the_plane(v: Verdict, slo: Slo) -> tuple[float, float] | None:

@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.load.report import percent
+from loadgen.load.report import percent, promise
 from loadgen.trials.comparison import Comparison
-from loadgen.trials.figures_table import named, owed
+from loadgen.trials.figures_table import named
 from shared.rules.tiers import TierSet
 
 # loadgen/bound knows no draft model: a policy that speculates may do better
@@ -31,7 +31,7 @@ def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
     ]
     for name in shown:
         out.add_column(
-            f"{escape(name)}\n[dim]{owed(tiers.tiers[name].slo).replace(', ', chr(10))}[/]",
+            f"{escape(name)}\n[dim]{promise(tiers.tiers[name].slo).replace(', ', chr(10))}[/]",
             justify="right",
         )
     for name in ("short", "long", "relegated"):

@@ -1,6 +1,9 @@
-"""Plots of the courses of runs: attainment over rate, latencies beside the SLO, and a burst."""
+"""Plots of the courses of runs: attainment over rate, latencies beside the SLO, and a burst; and
+the files of all plots of a comparison.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +13,19 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from loadgen.load.run_course import MEASURES, QUANTILES, Course
-from loadgen.trials.plots import bound_line, line_of, new_figure, plain
+from loadgen.trials.comparison import Round
+from loadgen.trials.figures_table import circumstances, named
+from loadgen.trials.plots import (
+    bound_line,
+    latency_over_load,
+    line_of,
+    new_figure,
+    plain,
+    plane,
+    violations,
+    violations_over_load,
+    write,
+)
 from shared.rules.tiers import TierSet
 from shared.vocabulary import Slo
 
@@ -28,6 +43,38 @@ class Run(NamedTuple):
     rate_rps: float
     met: dict[str, float]
     course: Course | None
+
+
+def runs_of(one: Round) -> list[Run]:
+    """A run of each policy."""
+    return [
+        Run(
+            named(found.policy, found.settings),
+            one.comparison.rate_rps,
+            {tier: 1 - group.violated_fraction for tier, group in found.by_tier.items()},
+            course,
+        )
+        for found, course in zip(one.comparison.policies, one.courses, strict=True)
+    ]
+
+
+def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterator[Path]:
+    """Write the plots of a comparison as SVG, and yield each file as it is written. Raises
+    ConfigError if one cannot be written.
+    """
+    comparisons = [one.comparison for one in rounds]
+    for one in rounds:
+        found, runs = one.comparison, runs_of(one)
+        suffix = f"-at-{found.rate_rps:g}" if len(rounds) > 1 else ""
+        yield write(violations(found, tiers), folder / f"violations{suffix}.svg")
+        shown = [name for name in tiers.tiers if any(name in run.met for run in runs)]
+        below = circumstances(found.policies[0], found.rate_rps)
+        yield write(latencies(runs, tiers, shown, below), folder / f"latency{suffix}.svg")
+        if any(len(points) for each in one.planes for points in each.values()):
+            yield write(plane(one, tiers), folder / f"plane{suffix}.svg")
+    if len(rounds) > 1:
+        yield write(violations_over_load(comparisons, tiers), folder / "violations-over-load.svg")
+        yield write(latency_over_load(comparisons, tiers), folder / "latency-over-load.svg")
 
 
 def attainment_over_rate(runs: Sequence[Run], tiers: Sequence[str]) -> Figure:
@@ -58,11 +105,12 @@ def attainment_over_rate(runs: Sequence[Run], tiers: Sequence[str]) -> Figure:
     return figure
 
 
-def latencies(runs: Sequence[Run], tiers: TierSet, shown: Sequence[str]) -> Figure:
+def latencies(
+    runs: Sequence[Run], tiers: TierSet, shown: Sequence[str], subtitle: str = ""
+) -> Figure:
     """A row for each measure, a column for each tier; the SLO is a vertical line."""
-    figure, every = new_figure(
-        len(MEASURES), len(shown), "Latencies, cumulative, beside the SLO", "", sharey=True
-    )
+    title = "Latencies, cumulative, beside the SLO"
+    figure, every = new_figure(len(MEASURES), len(shown), title, subtitle, sharey=True)
     for row, measure in enumerate(MEASURES):
         for place, tier in enumerate(shown):
             axes = every[row * len(shown) + place]

@@ -2,15 +2,15 @@
 and by length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from loadgen.load.report import percent, seconds
+from loadgen.load.report import percent, promise, seconds
+from loadgen.load.session import Sessions
 from loadgen.trials.figures import Figures, Group, Percentiles
 from shared.rules.tiers import TierSet
-from shared.vocabulary import Slo
 
 
 def figures_table(found: Figures, tiers: TierSet) -> Table:
@@ -35,26 +35,15 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
 
     for name, tier in tiers.tiers.items():
         if group := found.by_tier.get(name):
-            row(name, owed(tier.slo), group)
-    out.add_row(
-        "all",
-        "",
-        str(found.offered),
-        percent(found.violated_fraction),
-        "",
-        "",
-        "",
-        "",
-        style="bold",
-    )
-    if (whole := found.by_session) is not None:
-        out.add_row(
-            "sessions",
-            "all rounds",
-            str(whole.offered),
-            percent(whole.violated_fraction),
-            style="bold",
-        )
+            row(name, promise(tier.slo), group)
+
+    def total(name: str, of: str, whole: Figures | Sessions) -> None:
+        violated = percent(whole.violated_fraction)
+        out.add_row(name, of, str(whole.offered), violated, style="bold")
+
+    total("all", "", found)
+    if found.by_session is not None:
+        total("sessions", "all rounds", found.by_session)
     out.add_section()
     if len(found.by_importance) > 1:
         for name, group in found.by_importance.items():
@@ -84,19 +73,6 @@ def named(policy: str, settings: Mapping[str, str]) -> str:
 
 def both(spread: Percentiles) -> str:
     return "-" if spread.p50 is None else f"{seconds(spread.p50)} / {seconds(spread.p99)}"
-
-
-def owed(slo: Slo) -> str:
-    """An SLO in words; multiples are of zero-load time."""
-    bounds: Sequence[tuple[str, float | None, float | None]] = (
-        ("TTFT", slo.ttft_s, slo.ttft_x),
-        ("thinking TBT", slo.thinking_tbt_s, None),
-        ("TBT", slo.tbt_s, slo.tbt_x),
-        ("TTLT", slo.ttlt_s, slo.ttlt_x),
-    )
-    in_seconds = [f"{name} {seconds(at_s)}" for name, at_s, _ in bounds if at_s is not None]
-    multiples = [f"{name} {times:g}x" for name, _, times in bounds if times is not None]
-    return ", ".join([*in_seconds, *multiples])
 
 
 def _why(group: Group) -> str:

@@ -13,11 +13,6 @@ from shared.errors import ConfigError
 T = TypeVar("T")
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def check_jobs(jobs: int) -> int:
     """The number itself. Raises ConfigError below 1."""
     if jobs < 1:

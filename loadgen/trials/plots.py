@@ -1,8 +1,9 @@
-"""Plots of a comparison, as SVG: violations, latencies, and both over load ([qoserve] Figures 10
-and 11); and the requests in the plane of TTFT and TPOT ([sola] Figures 1 and 9).
+"""Plots of a comparison: violations and latencies over load ([qoserve] Figures 10 and 11), and the
+requests in the plane of TTFT and TPOT ([sola] Figures 1 and 9).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from loadgen.trials.comparison import Comparison, Latencies, Round
+from loadgen.load.report import promise
+from loadgen.trials.comparison import Comparison, Round
 from loadgen.trials.figures import Figures, Group, Percentiles
-from loadgen.trials.figures_table import circumstances, named, owed
+from loadgen.trials.figures_table import circumstances, named
 from shared.errors import ConfigError
 from shared.rules.tiers import TierSet
 from shared.vocabulary import Slo
@@ -28,7 +30,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 DASHES = ("-", "--", ":")
 # loadgen/bound knows no draft model: a policy that speculates may do better
 BOUND, BOUND_COLOUR = "bound without drafts", "#666666"
-QUANTILES = np.linspace(0, 1, 401)  # of a distribution: as many as the eye can see
 FAR = 4  # a bound so many times beyond the measured values is left out: it would squeeze the rest
 ROOMY = 300  # an axis that spans less has room for ticks between powers of ten
 POINTS = 800  # of a panel: more cannot be distinguished
@@ -50,22 +51,6 @@ mpl.rcParams.update(
 )
 
 
-def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterator[Path]:
-    """Write the plots, and yield each file as it is written. Raises ConfigError if one cannot be
-    written.
-    """
-    comparisons = [one.comparison for one in rounds]
-    for one in rounds:
-        suffix = f"-at-{one.comparison.rate_rps:g}" if len(rounds) > 1 else ""
-        yield write(violations(one.comparison, tiers), folder / f"violations{suffix}.svg")
-        yield write(latency_distributions(one, tiers), folder / f"latency{suffix}.svg")
-        if any(len(latencies.plane) for each in one.latencies for latencies in each.values()):
-            yield write(plane(one, tiers), folder / f"plane{suffix}.svg")
-    if len(rounds) > 1:
-        yield write(violations_over_load(comparisons, tiers), folder / "violations-over-load.svg")
-        yield write(latency_over_load(comparisons, tiers), folder / "latency-over-load.svg")
-
-
 def violations(found: Comparison, tiers: TierSet) -> Figure:
     """Bars for all requests and for each tier; the bound is that of all requests."""
     groups = ["all", *_shown([found], tiers)]
@@ -80,7 +65,7 @@ def violations(found: Comparison, tiers: TierSet) -> Figure:
     width = 0.8 / len(policies)
     for n, policy in enumerate(policies):
         at = [place - 0.4 + width * (n + 0.5) for place in range(len(groups))]
-        percents = [100 * _violated(policy, group) for group in groups]
+        percents = [_violated(group, policy) for group in groups]
         bars = axes.bar(
             at,
             percents,
@@ -102,45 +87,11 @@ def violations(found: Comparison, tiers: TierSet) -> Figure:
     )
     axes.set_xticks(
         range(len(groups)),
-        [name if name == "all" else f"{name}\n{owed(tiers.tiers[name].slo)}" for name in groups],
+        [name if name == "all" else f"{name}\n{promise(tiers.tiers[name].slo)}" for name in groups],
     )
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("violated, % of offered")
     axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return figure
-
-
-def latency_distributions(one: Round, tiers: TierSet) -> Figure:
-    """A row for TTFT and one for TTLT, a column per tier; a tier's bound is a vertical line."""
-    found, shown = one.comparison, _shown([one.comparison], tiers)
-    title = "Latency of requests, cumulative"
-    figure, every = new_figure(
-        2, len(shown), title, circumstances(found.policies[0], found.rate_rps), sharey=True
-    )
-    for place, tier in enumerate(shown):
-        slo = tiers.tiers[tier].slo
-        for row, (what, bound_s) in enumerate((("TTFT", slo.ttft_s), ("TTLT", slo.ttlt_s))):
-            axes = every[row * len(shown) + place]
-            for n, (policy, latencies) in enumerate(
-                zip(found.policies, one.latencies, strict=True)
-            ):
-                values_s = _of(latencies, tier, row)
-                if len(values_s):
-                    axes.plot(
-                        np.quantile(values_s, QUANTILES),
-                        100 * QUANTILES,
-                        **line_of(n),
-                        label=named(policy.policy, policy.settings),
-                    )
-            axes.set_xscale("log")
-            bound_line(axes, bound_s)
-            plain(axes.xaxis)
-            axes.set_title(f"{tier}: {what}")
-            axes.set_xlabel("s, log scale")
-            axes.set_ylim(0, 101)
-            axes.yaxis.set_major_formatter("{x:.0f} %")
-    handles, labels = every[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside right upper")
     return figure
 
 
@@ -163,16 +114,14 @@ def plane(one: Round, tiers: TierSet) -> Figure:
     shown = [
         tier
         for tier in _shown([found], tiers)
-        if any(tier in each and len(each[tier].plane) for each in one.latencies)
+        if any(len(each.get(tier, ())) for each in one.planes)
     ]
-    every = np.concatenate(
-        [each[tier].plane for each in one.latencies for tier in shown if tier in each]
-    )
+    every = np.concatenate([each[tier] for each in one.planes for tier in shown if tier in each])
     low, high = every.min(axis=0), every.max(axis=0)
-    for axes, policy, latencies in zip(panels, found.policies, one.latencies, strict=True):
-        within = np.concatenate([latencies[tier].plane for tier in shown if tier in latencies])
+    for axes, policy, each in zip(panels, found.policies, one.planes, strict=True):
+        within = np.concatenate([each[tier] for tier in shown if tier in each])
         for n, tier in enumerate(shown):
-            points = latencies[tier].plane if tier in latencies else within[:0]
+            points = each.get(tier, within[:0])
             points = points[:: max(1, -(-len(within) // POINTS))]
             if len(points):
                 axes.add_patch(
@@ -231,28 +180,19 @@ def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
         "Requests whose SLO was violated, over load",
         circumstances(found[0].policies[0], None),
     )
-    rates = [one.rate_rps for one in found]
     for axes, panel in zip(every, panels, strict=False):
-        curves = [
-            [100 * _violated(one.policies[n], panel) for one in found]
-            for n in range(len(found[0].policies))
-        ]
-        for n, curve in enumerate(curves):
-            axes.plot(rates, curve, marker="o", markersize=3, **line_of(n))
+        curves = _lines(axes, found, partial(_violated, panel))
         if panel == "all":
-            bound = [100 * one.bound.violated_fraction for one in found]
-            axes.plot(rates, bound, color=BOUND_COLOUR, linestyle="--", linewidth=1)
-            curves.append(bound)
+            curves[BOUND] = [100 * one.bound.violated_fraction for one in found]
+            rates = [one.rate_rps for one in found]
+            axes.plot(rates, curves[BOUND], color=BOUND_COLOUR, linestyle="--", linewidth=1)
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
         axes.set_title(
             {"all": "all requests", "short": "short prompts", "long": "long prompts"}.get(
                 panel, panel
             )
         )
-        _axes_over_load(axes, rates, "violated, %")
-        _label_ends(
-            axes, rates[-1], curves, _names(found[0].policies) + ([BOUND] if panel == "all" else [])
-        )
+        _finish(axes, found, "violated, %", curves)
     for axes in every[len(panels) :]:
         axes.remove()
     return figure
@@ -266,32 +206,25 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     figure, every = new_figure(
         2, len(shown), "Latency of requests, over load", circumstances(found[0].policies[0], None)
     )
-    rates = [one.rate_rps for one in found]
     for place, tier in enumerate(shown):
         slo = tiers.tiers[tier].slo
         what, bound_s = ("TTFT", slo.ttft_s) if slo.interactive else ("TTLT", slo.ttlt_s)
         for row, percentile in enumerate(("p50", "p95")):
             axes = every[row * len(shown) + place]
-            curves = [
-                [_percentile(one.policies[n], tier, slo, percentile) for one in found]
-                for n in range(len(found[0].policies))
-            ]
-            for n, curve in enumerate(curves):
-                axes.plot(rates, curve, marker="o", markersize=3, **line_of(n))
+            curves = _lines(axes, found, partial(_percentile, tier, slo, percentile))
             axes.set_yscale("log")
             if bound_s is not None and bound_s < FAR * axes.get_ylim()[1]:
                 axes.axhline(bound_s, color=BOUND_COLOUR, linestyle="--", linewidth=1)
                 axes.annotate(
                     f"SLO {bound_s:g} s",
-                    (rates[0], bound_s),
+                    (found[0].rate_rps, bound_s),
                     fontsize=7,
                     color=BOUND_COLOUR,
                     va="bottom",
                 )
             plain(axes.yaxis)
             axes.set_title(f"{tier}: {what} {percentile}")
-            _axes_over_load(axes, rates, "s, log scale")
-            _label_ends(axes, rates[-1], curves, _names(found[0].policies))
+            _finish(axes, found, "s, log scale", curves)
     return figure
 
 
@@ -324,8 +257,16 @@ def line_of(n: int) -> dict[str, Any]:
     }
 
 
-def _names(policies: Sequence[Figures]) -> list[str]:
-    return [named(found.policy, found.settings) for found in policies]
+def _lines(
+    axes: Axes, found: Sequence[Comparison], value: Callable[[Figures], float]
+) -> dict[str, list[float]]:
+    """Draws a line over load for each policy. Returns their values by name."""
+    curves = {}
+    for n, policy in enumerate(found[0].policies):
+        curve = [value(one.policies[n]) for one in found]
+        axes.plot([one.rate_rps for one in found], curve, marker="o", markersize=3, **line_of(n))
+        curves[named(policy.policy, policy.settings)] = curve
+    return curves
 
 
 def _shown(found: Sequence[Comparison], tiers: TierSet) -> list[str]:
@@ -337,20 +278,14 @@ def _shown(found: Sequence[Comparison], tiers: TierSet) -> list[str]:
     ]
 
 
-def _violated(found: Figures, panel: str) -> float:
-    if panel == "all":
-        return found.violated_fraction
-    group: Group | None = (
-        found.by_length[panel] if panel in ("short", "long") else found.by_tier.get(panel)
-    )
-    return group.violated_fraction if group is not None else 0.0
+def _violated(panel: str, found: Figures) -> float:
+    """In %."""
+    groups = found.by_length if panel in ("short", "long") else found.by_tier
+    group: Figures | Group | None = found if panel == "all" else groups.get(panel)
+    return 100 * group.violated_fraction if group is not None else 0.0
 
 
-def _of(latencies: dict[str, Latencies], tier: str, row: int) -> Any:
-    return latencies[tier][row] if tier in latencies else ()
-
-
-def _percentile(found: Figures, tier: str, slo: Slo, percentile: str) -> float:
+def _percentile(tier: str, slo: Slo, percentile: str, found: Figures) -> float:
     group = found.by_tier.get(tier)
     spread: Percentiles | None = (
         None if group is None else group.ttft_s if slo.interactive else group.ttlt_s
@@ -377,26 +312,28 @@ def plain(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _axes_over_load(axes: Axes, rates: Sequence[float], unit: str) -> None:
+def _finish(
+    axes: Axes, found: Sequence[Comparison], unit: str, curves: Mapping[str, Sequence[float]]
+) -> None:
+    """Name the axes, and put each name at the right end of its line, moved up where two would
+    overlap.
+    """
+    rates = [one.rate_rps for one in found]
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xlabel("requests/s")
     axes.set_ylabel(unit)
-
-
-def _label_ends(
-    axes: Axes, at: float, curves: Sequence[Sequence[float]], names: Sequence[str]
-) -> None:
-    """Put each name at the right end of its line, moved up where two would overlap."""
     to_axes = (axes.transScale + axes.transLimits).transform
     ends = [
-        (to_axes((at, curve[-1]))[1], n) for n, curve in enumerate(curves) if np.isfinite(curve[-1])
+        (to_axes((rates[-1], curve[-1]))[1], n, name)
+        for n, (name, curve) in enumerate(curves.items())
+        if np.isfinite(curve[-1])
     ]
     lowest = -1.0
-    for height, n in sorted(ends):
+    for height, n, name in sorted(ends):
         lowest = max(height, lowest + LABEL_GAP)
-        colour = BOUND_COLOUR if names[n] == BOUND else COLOURS[n % len(COLOURS)]
+        colour = BOUND_COLOUR if name == BOUND else COLOURS[n % len(COLOURS)]
         axes.annotate(
-            names[n],
+            name,
             (1.0, lowest),
             xycoords="axes fraction",
             xytext=(4, 0),

@@ -45,7 +45,7 @@ def targets(name: str, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_json_is_what_the_boards_say(name: str) -> None:
-    assert (HERE / name).read_text() == texts()[name], "run: python infra/grafana/boards.py"
+    assert (HERE / name).read_text() == texts()[name], "run: python -m infra.grafana.boards"
 
 
 @pytest.mark.parametrize("name", FILES)

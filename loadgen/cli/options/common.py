@@ -5,23 +5,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadgen.trials.parallel import cores
+from loadgen.cli.options.option import add_options
+from loadgen.fleet.gpus import cores
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.subjects import ID_PATTERN
 
 
 def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=cores(),
-        metavar="N",
-        help="number of processes; it does not change the results (default: the number of cores)",
-    )
+    text = "number of processes; it does not change the results (default: the number of cores)"
+    add_options(parser, f"--jobs N = {cores()}: {text}")
 
 
 def add_plots_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
+    add_options(parser, "--plots DIR: write plots to DIR, as SVG")
 
 
 def make_folder(option: str, folder: Path | None) -> None:

@@ -6,21 +6,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.load.report import Report
 from loadgen.trials.comparison import Round
-from loadgen.trials.figures_table import circumstances, named
+from loadgen.trials.figures_table import circumstances
 from shared.errors import ConfigError
 from shared.rules.tiers import Tier, TierSet
 
 
 def add_html_argument(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser,
-        "--html FILE",
-        "write a report with plots to FILE, as one HTML page that loads nothing",
-        type=Path,
-    )
+    text = "write a report with plots to FILE, as one HTML page that loads nothing"
+    add_options(parser, f"--html FILE: {text}")
 
 
 def check_html(path: Path | None) -> None:
@@ -69,20 +65,11 @@ def write_rounds(
     rounds: Sequence[Round], tiers: TierSet, table: Table, command: str, path: Path
 ) -> None:
     """The page of simulated runs. Raises ConfigError."""
-    from loadgen.trials.course_plots import Run
+    from loadgen.trials.course_plots import runs_of
     from loadgen.trials.html_report import write_html
 
     first = rounds[0].comparison
-    runs = [
-        Run(
-            named(found.policy, found.settings),
-            one.comparison.rate_rps,
-            {tier: 1 - group.violated_fraction for tier, group in found.by_tier.items()},
-            course,
-        )
-        for one in rounds
-        for found, course in zip(one.comparison.policies, one.courses, strict=True)
-    ]
+    runs = [run for one in rounds for run in runs_of(one)]
     rate = None if len(rounds) > 1 else first.rate_rps
     write_html(
         path,

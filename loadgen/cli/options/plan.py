@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.load.arrivals import (
     SHAPES,
     draw_arrivals,
@@ -111,60 +111,47 @@ def add_plan_arguments(
     of_fleet: bool = False,
 ) -> None:
     """Adds the arguments of a plan. With `needed`, --trace or --workload must be given."""
-    source = parser.add_mutually_exclusive_group(required=needed)
-    add_option(
-        source,
-        "--trace FILE",
-        "recorded trace, as .csv or .csv.gz, in our schema or in Azure's",
-        type=Path,
+    add_options(
+        parser.add_mutually_exclusive_group(required=needed),
+        f"""
+        --trace FILE: recorded trace, as .csv or .csv.gz, in our schema or in Azure's
+        --workload NAME: built-in distribution of lengths: {", ".join(WORKLOADS)}
+        """,
     )
-    add_option(
-        source, "--workload NAME", f"built-in distribution of lengths: {', '.join(WORKLOADS)}"
-    )
-    add_option(parser, "--rate R", rate_help, type=float)
-    add_option(parser, "--duration S", "seconds of arrivals", duration_s)
-    add_option(
+    add_options(
         parser,
-        "--arrivals KIND",
-        "gaps between arrivals: poisson, gamma:CV (CV: coefficient of variation), "
-        "or trace, as recorded",
-        "poisson",
-    )
-    add_option(
-        parser,
-        "--bursts PROFILE",
-        "multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded shape: "
-        f"{', '.join(SHAPES)} (default: a constant rate)",
+        f"""
+        --rate R (float): {rate_help}
+        --duration S = {duration_s}: seconds of arrivals
+        --arrivals KIND = poisson: gaps between arrivals: poisson, gamma:CV (CV: coefficient of
+            variation), or trace, as recorded
+        --bursts PROFILE: multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded
+            shape: {", ".join(SHAPES)} (default: a constant rate)
+        --tenants N = 1: number of tenants that share the requests
+        --important FRACTION = 0.0: fraction of requests that are ten times as important
+        --seed K = 0: random seed; the same seed gives the same requests
+        """,
     )
     add_tiers_argument(parser)
-    add_option(parser, "--tenants N", "number of tenants that share the requests", 1)
-    add_option(
-        parser, "--important FRACTION", "fraction of requests that are ten times as important", 0.0
-    )
-    add_option(parser, "--seed K", "random seed; the same seed gives the same requests", 0)
     add_context_argument(parser, of_fleet=of_fleet)
 
 
 def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
-    add_option(
+    add_options(
         parser,
-        "--tiers NAME|FILE",
-        f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
-        "or a file: a configuration, or a set in TOML or JSON",
-        "default",
+        f"""
+        --tiers NAME|FILE = default: SLOs and their shares of the requests: {", ".join(BUILT_IN)},
+            or a file: a configuration, or a set in TOML or JSON
+        """,
     )
 
 
 def add_context_argument(parser: argparse.ArgumentParser, *, of_fleet: bool = False) -> None:
     """`of_fleet`: without a number it is what the fleet has, and None here."""
-    add_option(
-        parser,
-        "--context N",
-        "leave out requests with more than N tokens of prompt and output "
-        f"(default: {'what the fleet has' if of_fleet else 8192})",
-        None if of_fleet else 8192,
-        type=int,
-    )
+    how = "(int)" if of_fleet else "= 8192"
+    text = "leave out requests with more than N tokens of prompt and output"
+    fleets = " (default: what the fleet has)" if of_fleet else ""
+    add_options(parser, f"--context N {how}: {text}{fleets}")
 
 
 def make_plan(args: argparse.Namespace) -> Plan:

@@ -4,7 +4,7 @@ import argparse
 
 import msgspec
 
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from shared.errors import ConfigError
 from shared.schemas import Sampling
 
@@ -17,18 +17,13 @@ TAKEN = {
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float) -> None:
-    add_option(
+    add_options(
         parser,
-        "--max-tokens N",
-        "longest answer, in tokens; cut to what the context has room for",
-        256,
-    )
-    add_option(parser, "--temperature T", "sampling temperature; 0 is greedy", temperature)
-    add_option(
-        parser,
-        "--seed K",
-        "random seed; the same seed and questions give the same answers",
-        type=int,
+        f"""
+        --max-tokens N = 256: longest answer, in tokens; cut to what the context has room for
+        --temperature T = {temperature}: sampling temperature; 0 is greedy
+        --seed K (int): random seed; the same seed and questions give the same answers
+        """,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from loadgen.cli.options.common import parse_pairs
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
@@ -27,35 +27,26 @@ Cost = TypeVar("Cost", DraftCost, None)
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser, default: str = registry.DEFAULT) -> None:
-    add_option(
+    names, given = ", ".join(registry.names()), f"= {default}".strip()
+    add_options(
         parser,
-        "--policy P",
-        f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
-        default,
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the policy; may be repeated",
+        f"""
+        --policy P {given}: scheduling policy: {names} (default: {registry.DEFAULT})
+        --set KEY=VALUE (repeated): a setting of the policy; may be repeated
+        """,
     )
 
 
 def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the draft model of simulated engines, in virtual time or live."""
-    add_option(
+    add_options(
         parser,
-        "--draft STEP[,READ]",
-        "time of a step of the draft model, and of a prompt token that it reads, as fractions "
-        "of the target's; one number is both, 0: no draft model (default: as the profile states "
-        f"it, or {DRAFT:g})",
-    )
-    add_option(
-        parser,
-        "--acceptance A",
-        "mean probability that the first drafted token is accepted",
-        ACCEPTANCE,
+        f"""
+        --draft STEP[,READ]: time of a step of the draft model, and of a prompt token that it reads,
+            as fractions of the target's; one number is both, 0: no draft model (default: as the
+            profile states it, or {DRAFT:g})
+        --acceptance A = {ACCEPTANCE}: mean probability that the first drafted token is accepted
+        """,
     )
 
 
@@ -92,27 +83,19 @@ def add_definition_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser,
-        "--profile NAME",
-        f"iteration-time model of the GPU: {', '.join(profiles.names())}, or a .json file "
-        "(default: a100-llama3-8b)",
-        "a100-llama3-8b",
-    )
     add_draft_arguments(parser)
-    add_option(parser, "--replicas N", "number of replicas", 1)
     add_definition_argument(parser)
-    parser.add_argument(
-        "--latency",
-        default="none",
-        choices=LATENCIES,
-        help="latency of control: none, as papers assume, or that of a live fleet (default: none)",
-    )
-    add_option(
+    add_options(
         parser,
-        "--wait S",
-        "stop S seconds after the last arrival (default: run until all requests have ended)",
-        type=float,
+        f"""
+        --profile NAME = a100-llama3-8b: iteration-time model of the GPU:
+            {", ".join(profiles.names())}, or a .json file
+        --replicas N = 1: number of replicas
+        --latency {"|".join(LATENCIES)} = none: latency of control: none, as papers assume, or that
+            of a live fleet
+        --wait S (float): stop S seconds after the last arrival (default: run until all requests
+            have ended)
+        """,
     )
 
 
@@ -121,11 +104,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=600.0)
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    add_option(
-        parser, "--check N", "check the consistency of all books every N events; 0: never", 0
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures as JSON instead of a table"
+    add_options(
+        parser,
+        """
+        --check N = 0: check the consistency of all books every N events; 0: never
+        --json: print the figures as JSON instead of a table
+        """,
     )
 
 

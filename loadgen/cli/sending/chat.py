@@ -11,13 +11,13 @@ import msgspec
 
 from loadgen.access import Access, access_of, add_access_arguments
 from loadgen.cli.options.common import awaiting_admission, check_id
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import Streamed, printable, stream
-from loadgen.load.tally import GOOD_ENDS
 from shared.bus.users import Role, User
 from shared.client.client import Patience, new_request_id
 from shared.clock import Clock
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import PeerError, SlacklineError
 from shared.rules.tiers import AUTO
 from shared.schemas import GenerateRequest, Sampling
@@ -35,8 +35,13 @@ HELP = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--tier", "tier of the requests, by name (default: the fleet's)", AUTO)
-    add_option(parser, "--system TEXT", "system prompt", "")
+    add_options(
+        parser,
+        f"""
+        --tier TIER = {AUTO}: tier of the requests, by name (default: the fleet's)
+        --system TEXT =: system prompt
+        """,
+    )
     add_sampling_arguments(parser, temperature=0.7)
     add_access_arguments(parser, "the tenant `default`")
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -17,7 +16,7 @@ from rich.console import Console
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.main import INTERRUPTED
 from loadgen.cli.options.html import add_html_argument, check_html, write_reports
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
@@ -35,25 +34,19 @@ GONE_S = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=60.0, of_fleet=True)
-    add_option(
+    add_options(
         parser,
-        "--wait S",
-        "wait at most S seconds after the last arrival for requests that still run (default: 120)",
-        120.0,
-    )
-    add_option(parser, "--label", "name of this run in tables, such as the policy's name", "")
-    add_option(parser, "--out FILE", "write the report to FILE as JSON", type=Path)
-    parser.add_argument(
-        "--json", action="store_true", help="print the report as JSON instead of a table"
+        """
+        --wait S = 120.0: wait at most S seconds after the last arrival for requests that still run
+        --label LABEL =: name of this run in tables, such as the policy's name
+        --out FILE: write the report to FILE as JSON
+        --json: print the report as JSON instead of a table
+        --http URL: send requests to the gateway at URL instead of over NATS, with the key in
+            SLACKLINE_API_KEY if it wants one
+        --model MODEL: with --http: name of the model (default: the server's)
+        """,
     )
     add_html_argument(parser)
-    add_option(
-        parser,
-        "--http URL",
-        "send requests to the gateway at URL instead of over NATS, with the key in "
-        "SLACKLINE_API_KEY if it wants one",
-    )
-    add_option(parser, "--model", "with --http: name of the model (default: the server's)")
     add_access_arguments(parser, "the operator")
 
 

@@ -11,14 +11,14 @@ import msgspec
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.main import INTERRUPTED
 from loadgen.cli.options.common import awaiting_admission, check_id
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import printable, stream
-from loadgen.load.tally import GOOD_ENDS
 from shared.bus.api import RefusedError
 from shared.bus.users import Role, User
 from shared.client.client import Client, Handle, Patience, new_request_id
 from shared.clock import Clock
+from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.rules.tiers import AUTO
 from shared.schemas import GenerateRequest
@@ -29,27 +29,18 @@ PATIENCE = Patience(submit_s=3.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="continue the prompt as plain text, without the model's chat template",
-    )
-    add_option(
+    add_options(
         parser,
-        "--tier",
-        "tier of the request, by name (default: interactive if the fleet has it, else the "
-        "fleet's default tier)",
+        f"""
+        --raw: continue the prompt as plain text, without the model's chat template
+        --tier TIER: tier of the request, by name (default: interactive if the fleet has it, else
+            the fleet's default tier)
+        --tenant TENANT = {DEFAULT_TENANT}: tenant of the request
+        --request-id ID: id of the request; a known id attaches to that request (default: a new id)
+        --json: print one JSON object at the end instead of streaming
+        """,
     )
     add_sampling_arguments(parser, temperature=1.0)
-    add_option(parser, "--tenant", "tenant of the request (default: default)", DEFAULT_TENANT)
-    add_option(
-        parser,
-        "--request-id ID",
-        "id of the request; a known id attaches to that request (default: a new id)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object at the end instead of streaming"
-    )
     add_access_arguments(parser, "the tenant")
 
 

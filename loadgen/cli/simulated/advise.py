@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -14,7 +13,7 @@ from loadgen.cli.options.common import (
     add_plots_argument,
     make_folder,
 )
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import (
     add_context_argument,
     add_tiers_argument,
@@ -46,29 +45,25 @@ stretch of {SHOWN} requests, or the whole trace if it has fewer."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="recorded load, as .csv or .csv.gz, in our schema or in Azure's, with arrival times",
+    add_options(
+        parser,
+        f"""
+        --trace FILE (required): recorded load, as .csv or .csv.gz, in our schema or in Azure's,
+            with arrival times
+        --profile NAME (repeated): GPU and model to count replicas of:
+            {", ".join(profiles.names())}, or a .json file; may be repeated
+            (default: {" and ".join(PROFILES)})
+        --target FRACTION = 0.99: fraction of the requests whose SLO is to be met
+        --seed K = 0: random seed: it decides which request is of which tier
+        --json: print JSON instead of tables
+        """,
     )
     add_tiers_argument(parser)
-    parser.add_argument(
-        "--profile",
-        action="append",
-        metavar="NAME",
-        help=f"GPU and model to count replicas of: {', '.join(profiles.names())}, or a .json file; "
-        f"may be repeated (default: {' and '.join(PROFILES)})",
-    )
-    add_option(parser, "--target FRACTION", "fraction of the requests whose SLO is to be met", 0.99)
     add_draft_arguments(parser)
     add_definition_argument(parser)
-    add_option(parser, "--seed K", "random seed: it decides which request is of which tier", 0)
     add_context_argument(parser)
     add_plots_argument(parser)
     add_jobs_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.cli.options.common import parse_pairs
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
 from loadgen.cli.options.trial import (
     add_policy_arguments,
@@ -26,7 +26,7 @@ from loadgen.cli.options.trial import (
 )
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
-from loadgen.tables import print_line, print_table
+from loadgen.tables import print_line, print_table, with_columns
 from loadgen.trials.figures_table import named
 from loadgen.trials.goodput import Probe, find_capacity
 from loadgen.trials.trial import Trial, most_missed
@@ -86,23 +86,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    add_option(
+    add_options(
         parser,
-        "--violations FRACTION",
-        "fraction of the offered requests that may be violated",
-        0.01,
+        """
+        --violations FRACTION = 0.01: fraction of the offered requests that may be violated
+        --json: print JSON instead of a table
+        """,
     )
     add_precision_argument(parser, 0.01)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def add_precision_argument(parser: argparse.ArgumentParser, default: float) -> None:
-    add_option(
-        parser,
-        "--precision FRACTION",
-        "relative precision of the capacity: the search stops once its bounds are this close",
-        default,
-    )
+    text = "relative precision of the capacity: the search stops once its bounds are this close"
+    add_options(parser, f"--precision FRACTION = {default}: {text}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,23 +109,12 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     for note in demand.notes:
         console.print(note, highlight=False)
-    probes: list[Probe] = []
 
-    def probe(rate_rps: float) -> Probe:
-        probed = try_rate(trial, demand, rate_rps, args.violations)
-        probes.append(probed)
+    def show(probe: Probe) -> None:
         if not args.json:
-            console.print(line(probed), highlight=False)
-        return probed
+            console.print(line(probe), highlight=False)
 
-    first_rps = args.rate if args.rate is not None else float(args.replicas)
-    capacity_rps = find_capacity(
-        probe,
-        args.violations,
-        args.precision,
-        first_rps,
-        lowest_rps=FEWEST_REQUESTS / args.duration,
-    )
+    capacity_rps, probes = searched(trial, demand, args.violations, args.precision, show)
     report = CapacityReport(
         capacity_rps=capacity_rps,
         violations=args.violations,
@@ -190,6 +175,26 @@ def setup_fields(
     }
 
 
+def searched(
+    trial: Trial,
+    demand: Demand,
+    violations: float,
+    precision: float,
+    show: Callable[[Probe], None] = lambda _: None,
+) -> tuple[float, list[Probe]]:
+    """The capacity, and the rates tried, in that order; the trial's own rate comes first."""
+    probes: list[Probe] = []
+
+    def probe(rate_rps: float) -> Probe:
+        probes.append(try_rate(trial, demand, rate_rps, violations))
+        show(probes[-1])
+        return probes[-1]
+
+    first_rps = float(trial.deployment.replicas) if trial.rate_rps is None else trial.rate_rps
+    lowest_rps = FEWEST_REQUESTS / trial.duration_s
+    return find_capacity(probe, violations, precision, first_rps, lowest_rps), probes
+
+
 def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:
     """One run at one rate.
 
@@ -227,9 +232,7 @@ def line(probe: Probe) -> str:
 
 def probes_table(report: CapacityReport) -> Table:
     """A row for each rate, in the order of the rates."""
-    out = Table(box=SIMPLE_HEAD)
-    for name in ("requests/s", "offered", "violated", ""):
-        out.add_column(name, justify="right")
+    out = with_columns(Table(box=SIMPLE_HEAD), ">requests/s|>offered|>violated|>")
     for probe in sorted(report.probes, key=lambda probe: probe.rate_rps):
         kept = probe.violated_fraction <= report.violations
         fraction = ("> " if probe.stopped else "") + percent(probe.violated_fraction)

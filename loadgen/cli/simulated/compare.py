@@ -8,12 +8,12 @@ import math
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import structs
 from rich.console import Console
 
-from loadgen.bound.limit import Bound
 from loadgen.cli.options.common import add_jobs_argument, add_plots_argument, make_folder
 from loadgen.cli.options.html import (
     add_html_argument,
@@ -21,46 +21,16 @@ from loadgen.cli.options.html import (
     write_reports,
     write_rounds,
 )
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
 from loadgen.cli.options.trial import add_trial_arguments, judged_tiers, make_trial
 from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
 from loadgen.tables import print_table
 from loadgen.trials.comparison import Comparison, Offered, compare, parse_policies
 from loadgen.trials.comparison_table import comparison_table
-from loadgen.trials.figures import Figures
 from loadgen.trials.figures_table import circumstances
 from loadgen.trials.parallel import check_jobs
 from shared.errors import ConfigError
-
-
-class CompareSetup(Struct, frozen=True, kw_only=True):
-    """The setup that all runs share, as `--json` prints it."""
-
-    command: str = "compare"
-    seed: int
-    definition: str
-    profile: str
-    replicas: int
-    latency: str
-    workload: str
-    tiers: str
-    duration_s: float
-
-
-class AtOneRate(CompareSetup, frozen=True, kw_only=True):
-    """The output of `slackline compare --json` without --rates."""
-
-    rate_rps: float
-    requests: int
-    bound: Bound
-    policies: list[Figures]
-
-
-class OverRates(CompareSetup, frozen=True, kw_only=True):
-    """The output of `slackline compare --json` with --rates, in the order of the rates."""
-
-    rates: list[Comparison]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,18 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reports written by `slackline load --out`, instead of all options below",
     )
     add_plan_arguments(parser, duration_s=600.0, needed=False)
-    add_option(
+    add_options(
         parser,
-        "--policies NAME[:KEY=VALUE[+KEY=VALUE...]],...",
-        "policies to compare, with or without settings, such as "
-        "edf,fcfs:chunk_tokens=512; a + joins settings, as in "
-        "qoserve:alpha_high_s=0.004+safety=1.1",
+        """
+        --policies NAME[:KEY=VALUE[+KEY=VALUE...]],...: policies to compare, with or without
+            settings, such as edf,fcfs:chunk_tokens=512; a + joins settings, as in
+            qoserve:alpha_high_s=0.004+safety=1.1
+        --rates R,R,...: compare at each of these rates, instead of --rate
+        --json: print JSON instead of a table
+        """,
     )
     add_trial_arguments(parser)
-    add_option(parser, "--rates R,R,...", "compare at each of these rates, instead of --rate")
     add_plots_argument(parser)
     add_jobs_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_html_argument(parser)
 
 
@@ -154,7 +125,7 @@ def _policies(args: argparse.Namespace) -> int:
     comparisons = [one.comparison for one in rounds]
     if args.plots is not None:
         # imported here: it takes half a second, and most comparisons make no plots
-        from loadgen.trials.plots import write_plots
+        from loadgen.trials.course_plots import write_plots
 
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}", highlight=False)
@@ -201,8 +172,12 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
 
 def _json_report(
     args: argparse.Namespace, demand: Demand, comparisons: list[Comparison]
-) -> AtOneRate | OverRates:
+) -> dict[str, Any]:
+    """The output of `--json`: the setup that all runs share, then the results, with --rates in the
+    order of the rates.
+    """
     setup = {
+        "command": "compare",
         "seed": args.seed,
         "definition": judged_tiers(args, demand).definition,
         "profile": args.profile,
@@ -213,12 +188,6 @@ def _json_report(
         "duration_s": args.duration,
     }
     if args.rates is not None:
-        return OverRates(**setup, rates=comparisons)
+        return {**setup, "rates": comparisons}
     [comparison] = comparisons
-    return AtOneRate(
-        **setup,
-        rate_rps=comparison.rate_rps,
-        requests=comparison.requests,
-        bound=comparison.bound,
-        policies=comparison.policies,
-    )
+    return {**setup, **structs.asdict(comparison)}

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
 from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.report import percent
-from loadgen.tables import print_table
+from loadgen.tables import print_table, with_columns
 from loadgen.trials.profile_fit import COLUMNS, DRAFTS, FITTED, fit_form, read_timings
 from shared.bus.users import OPERATOR
 from shared.core.announced import file_of
@@ -54,8 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for_running = actions.add_parser(
         "running", help="show the profile with which a worker of a running fleet began"
     )
-    add_option(for_running, "--replica R", "whose profile (default: the first by name)")
-    add_out_argument(for_running, "write the profile to FILE (.json), too")
+    add_options(
+        for_running,
+        """
+        --replica R: whose profile (default: the first by name)
+        --out FILE: write the profile to FILE (.json), too
+        """,
+    )
     add_access_arguments(for_running, "the operator")
     for_fit = actions.add_parser("fit", help="fit a profile to measured iterations")
     for_fit.add_argument(
@@ -65,36 +70,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"CSV with a line for each iteration; columns: {', '.join(COLUMNS)}; "
         f"{DRAFTS}, if there are any",
     )
-    for_fit.add_argument("--name", required=True, metavar="N", help="name of the new profile")
-    for_fit.add_argument("--gpu", required=True, metavar="G", help="GPU that was measured")
-    for_fit.add_argument("--model", required=True, metavar="M", help="model that was measured")
-    add_option(for_fit, "--tensor-parallel N", "number of GPUs that share an iteration", 1)
-    for_fit.add_argument(
-        "--kv-capacity-tokens",
-        type=int,
-        required=True,
-        metavar="K",
-        help="number of cached tokens that one GPU can hold",
-    )
-    add_option(
+    add_options(
         for_fit,
-        "--overhead S",
-        "seconds to add to every iteration, if the timings are kernel times",
-        0.0,
+        f"""
+        --name N (required): name of the new profile
+        --gpu G (required): GPU that was measured
+        --model M (required): model that was measured
+        --tensor-parallel N = 1: number of GPUs that share an iteration
+        --kv-capacity-tokens K (required int): number of cached tokens that one GPU can hold
+        --overhead S = 0.0: seconds to add to every iteration, if the timings are kernel times
+        --form NAME = {next(iter(FITTED))}: form of the model: {", ".join(FITTED)} (default: the
+            first)
+        --out FILE: write the profile to FILE (.json) instead of printing it
+        """,
     )
-    add_option(
-        for_fit,
-        "--form NAME",
-        f"form of the model: {', '.join(FITTED)} (default: the first)",
-        next(iter(FITTED)),
-    )
-    add_out_argument(for_fit, "write the profile to FILE (.json) instead of printing it")
     for action in (for_list, for_show, for_running):
-        action.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def add_out_argument(parser: argparse.ArgumentParser, text: str) -> None:
-    add_option(parser, "--out FILE", text, type=Path)
+        add_options(action, "--json: print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -203,10 +194,7 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
     ):
         table.add_row(name, escape(text))
     out.print(table, highlight=False)
-    batches = Table(box=SIMPLE_HEAD)
-    batches.add_column("an iteration of")
-    batches.add_column("takes", justify="right")
-    batches.add_column("tokens/s", justify="right")
+    batches = with_columns(Table(box=SIMPLE_HEAD), "an iteration of|>takes|>tokens/s")
     for batch in took:
         tokens = batch["prefill_tokens"] + batch["decodes"]
         batches.add_row(

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.cli.options.common import add_jobs_argument, parse_pairs
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
 from loadgen.cli.options.trial import (
     add_policy_arguments,
@@ -21,18 +21,16 @@ from loadgen.cli.options.trial import (
     make_trial,
 )
 from loadgen.cli.simulated.capacity import (
-    FEWEST_REQUESTS,
     Setup,
     add_precision_argument,
     check_fractions,
+    searched,
     setup_fields,
-    try_rate,
 )
 from loadgen.load.report import percent
 from loadgen.tables import print_table
 from loadgen.trials.figures import figures_of
 from loadgen.trials.figures_table import named
-from loadgen.trials.goodput import Probe, find_capacity
 from loadgen.trials.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
 from loadgen.trials.parallel import check_jobs, run_all
 from loadgen.trials.trial import Trial
@@ -62,25 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: rank by capacity)",
     )
     add_policy_arguments(parser)
-    parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,VALUE,...",
-        help="a setting and its values to try; may be repeated; every combination is tried "
-        "(default: for ascendra the mixes of its pools, for other policies none)",
+    add_options(
+        parser,
+        f"""
+        --grid KEY=VALUE,VALUE,... (repeated): a setting and its values to try; may be repeated;
+            every combination is tried (default: for ascendra the mixes of its pools, for other
+            policies none)
+        --violations FRACTION (float): without --rate, rank by capacity: the highest rate at which
+            at most this fraction of the offered requests is violated (default: {VIOLATIONS:g})
+        --json: print JSON instead of a table
+        """,
     )
     add_trial_arguments(parser)
-    add_option(
-        parser,
-        "--violations FRACTION",
-        "without --rate, rank by capacity: the highest rate at which at most this fraction of "
-        f"the offered requests is violated (default: {VIOLATIONS:g})",
-        type=float,
-    )
     add_precision_argument(parser, PRECISION)
     add_jobs_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,19 +143,7 @@ def by_capacity(
     trial: Trial, demand: Demand, violations: float, precision: float, settings: Mapping[str, str]
 ) -> Carried:
     """The capacity of one configuration. A task: it may run in a process of its own."""
-    probes: list[Probe] = []
-
-    def probe(rate_rps: float) -> Probe:
-        probes.append(try_rate(trial, demand, rate_rps, violations))
-        return probes[-1]
-
-    capacity_rps = find_capacity(
-        probe,
-        violations,
-        precision,
-        float(trial.deployment.replicas),
-        lowest_rps=FEWEST_REQUESTS / trial.duration_s,
-    )
+    capacity_rps, probes = searched(trial, demand, violations, precision)
     return Carried(settings=dict(settings), capacity_rps=capacity_rps, probes=probes)
 
 

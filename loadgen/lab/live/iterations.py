@@ -43,15 +43,6 @@ class Iteration(NamedTuple):
     pass_s: float
     trees: Trees | None
 
-    @property
-    def whole_s(self) -> float:
-        return self.rest_s + self.draft_s + self.pass_s
-
-    @property
-    def of_decodes(self) -> bool:
-        """No chunk of a prompt is in it."""
-        return self.shape.decodes > 0 and not self.shape.prefills
-
 
 @dataclass(slots=True)
 class _Slot:

@@ -39,7 +39,6 @@ class Measured(NamedTuple):
     acceptance: float
     # each iteration took so many times what the profile says; its fit passes over stalls
     scatter: Scatter
-    times: float  # the same of all iterations together
 
 
 def measured(
@@ -56,7 +55,6 @@ def measured(
         cost_of(iterations, profile, announce.draft),
         ACCEPTANCE if known is None else known,
         _by_size(iterations, took_s / told_s),
-        float(took_s.sum() / told_s.sum()),
     )
 
 

@@ -16,21 +16,19 @@ from loadgen.lab.live.load import Questions, RisingLoad
 from loadgen.lab.live.prediction import acceptance_of, foretell, measured
 from loadgen.lab.live.rows import Row, attained, phases
 from loadgen.load.connection import LOAD_PATIENCE, connected
+from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Outcome, Tally
 from loadgen.trials.comparison import Contestant
-from shared import subjects
-from shared.bus.api import Call
+from loadgen.trials.figures_table import named
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.models import shipped as models
-from shared.schemas import Announce
 from shared.vocabulary import FinishReason
 
-ANNOUNCED_WITHIN_S = 5.0
 WAIT_S = 60.0  # for what still runs after the last arrival
 KV_BLOCKS, CONTEXT_TOKENS, SLOTS = 2048, 2048, 256
 VLLM_KV_BLOCKS, VLLM_BLOCK_TOKENS = KV_BLOCKS // 2, 32  # as the worker has them on a CPU
@@ -101,7 +99,7 @@ async def serve(
     requests, with what was measured and with this acceptance.
     """
     requests, followed = load.requests(prompts), Followed(chains=system.engine == "vllm")
-    clock, name = Clock(), name_of(contestant)
+    clock, name = Clock(), named(*contestant)
     with tempfile.TemporaryDirectory(prefix="slackline-") as folder:
         tiers = Path(folder) / "tiers.json"
         tiers.write_bytes(msgspec.json.encode(load.tiers))
@@ -110,15 +108,10 @@ async def serve(
             connected(fleet.access(), "slackline-bench", OPERATOR, clock, LOAD_PATIENCE) as client,
             fleet.connect("slackline-observer") as observer,
         ):
-            announced: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
-
-            def on_announce(announce: Announce, _: Call) -> None:
-                if not announced.done():
-                    announced.set_result(announce)
-
-            await client.bus.subscribe(subjects.ANNOUNCEMENTS, Announce, on_announce)
+            heartbeats = Heartbeats()
+            await heartbeats.listen(client.bus)
             await followed.listen(observer, fleet.replicas[0])
-            facts = await asyncio.wait_for(announced, ANNOUNCED_WITHIN_S)
+            facts = (await heartbeats.workers())[fleet.replicas[0]]
             sender = NatsSender(
                 client,
                 clock,
@@ -142,11 +135,6 @@ async def serve(
         cost=found.draft,
     )
     return row, acceptance_of(followed.iterations)
-
-
-def name_of(contestant: Contestant) -> str:
-    settings = ",".join(f"{key}={value}" for key, value in contestant.settings.items())
-    return f"{contestant.policy}:{settings}" if settings else contestant.policy
 
 
 async def offer(

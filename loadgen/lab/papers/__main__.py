@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.fleet.gpus import cores
 from loadgen.lab.papers import adaserve, ascendra, qoserve, slackline, slos_serve, sola
 from loadgen.lab.papers.execution import Task, run
 from loadgen.lab.papers.run import RunResult
@@ -15,7 +16,7 @@ from loadgen.lab.papers.search import needs_trace, next_run
 from loadgen.lab.papers.store import Store
 from loadgen.lab.papers.table import MISSING, Table, render, replaced
 from loadgen.lab.papers.values import Results
-from loadgen.trials.parallel import check_jobs, cores
+from loadgen.trials.parallel import check_jobs
 from shared.errors import ConfigError
 
 TABLES: dict[str, Table] = {

@@ -16,9 +16,7 @@ from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace, read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, Outage, ReplicaFacts
-from loadgen.simulator.disaggregated import Split, simulate_disaggregated
 from loadgen.simulator.latency import LATENCIES
-from loadgen.simulator.traffic import Traffic
 from loadgen.trials.figures import Figures, figures_of
 from loadgen.trials.trial import Trial, most_missed
 from shared.errors import ConfigError
@@ -33,8 +31,6 @@ PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
 BOUND = "bound"  # in place of a policy: the attainment that no policy can exceed
-# in place of a policy, on replicas of two kinds: its settings are a `Split`
-DISTSERVE = "distserve"
 BLOCK_TOKENS = 16
 # A replica of the papers queues every request itself: it refuses none for want of a slot, and hands
 # no relegated request to another replica.
@@ -269,11 +265,6 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     trial = trial_of(run)
     # None for sessions with rounds, which are judged at the end: such a run cannot stop early.
     most = most_missed(requests, run.most_violated)
-    if run.policy == DISTSERVE:
-        split = msgspec.convert(run.settings, Split, strict=False)
-        traffic = Traffic(requests, trial.tiers, run.seed)
-        result = simulate_disaggregated(traffic, run.profile, trial.deployment.facts, split)
-    else:
-        result = trial.serve(requests, keep_times=False, most_missed=most)
+    result = trial.serve(requests, keep_times=False, most_missed=most)
     figures = None if result.stopped else figures_of(trial, requests, result)
     return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s)

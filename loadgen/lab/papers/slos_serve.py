@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from loadgen.lab.papers.run import BURSTS, BURSTY_GAPS, DISTSERVE, Run
+from loadgen.lab.papers.run import BURSTS, BURSTY_GAPS, Run
 from loadgen.lab.papers.table import Row, Table
 from loadgen.lab.papers.values import Value, capacity, combined, geometric, highest, over
 from shared.perf.draft import DRAFT
@@ -44,8 +44,6 @@ PARTS_RPS = dict(
         DRAFTING, ((8.6, 6.0, 4.8), (5.2, 3.9, 0.19), (5.6, 4.4, 3.3), (7.7, 6.0, 3.9)), strict=True
     )
 )
-SPLITS = ((1, 1), (2, 1), (1, 2))  # DistServe's prefill and decode GPUs
-SPLIT_RPS = {"chatbot": 3.0, "coder": 0.4, "summarizer": 2.0, "mixed": 2.5}  # for each GPU
 # 40 GB: 0.9 of each GPU's memory, less the weights of OPT-6.7B and of OPT-125m, over what a token
 # takes in both. A draft step reads 5 % of the bytes, a prompt token has 1.3 % of the work.
 KV_TOKENS, SMALL_DRAFT = 39_680, (0.05, 0.013)
@@ -111,22 +109,6 @@ def small(system: str, name: str, rate_rps: float, **more: str) -> Run:
     return replace(run, duration_s=seconds, kv_tokens=KV_TOKENS, draft=SMALL_DRAFT)
 
 
-def split(name: str, gpus: tuple[int, int]) -> Run:
-    both = sum(gpus)
-    run = run_of(SYSTEMS[3], name, both * SPLIT_RPS[name], both)
-    return replace(
-        run, policy=DISTSERVE, settings={"prefill": str(gpus[0]), "decode": str(gpus[1])}
-    )
-
-
-def over_distserve(name: str) -> Value:
-    return over(ours(name), highest(*(_by_gpu(carried(split(name, s)), s) for s in SPLITS)))
-
-
-def _by_gpu(rate: Value, gpus: tuple[int, int]) -> Value:
-    return combined(lambda rps: rps / sum(gpus), rate)
-
-
 def _parts(name: str) -> dict[str, Value]:
     four, undrafted, bare = PARTS_RPS[name]
     return {
@@ -154,7 +136,6 @@ STRICT = [strict(run_of(s, "chatbot", r)) for s, r in zip(SYSTEMS, STRICT_RPS, s
 SMALL_STRICT = [
     strict(small(s, "chatbot", SMALL_RPS["chatbot"][n // 3])) for n, s in enumerate(SYSTEMS)
 ]
-DISTSERVE_STRICT = highest(*(_by_gpu(strict(split("chatbot", gpus)), gpus) for gpus in SPLITS))
 
 
 def _gain(parts: Mapping[str, Mapping[str, Value]], more: str, less: str, *names: str) -> Value:
@@ -248,14 +229,6 @@ TABLES = (
             _replicas("chatbot", 4, 8.6, 4.61),
             _replicas("toolllm", 4, 1.4, 5.44),
             _replicas("coder", 4, 5.2, 6.2),
-            _row("distserve", "DistServe", geometric(*map(over_distserve, DRAFTING)), None, 2.4),
-            _row(
-                "distserve",
-                "DistServe, ChatBot, 2 % violated",
-                over(STRICT[3], DISTSERVE_STRICT),
-                None,
-                2.4,
-            ),
         ),
     ),
 )

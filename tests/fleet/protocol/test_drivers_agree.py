@@ -188,7 +188,7 @@ def virtual(
         Random(seed),
         around,
         hand_back=True,
-        engine=PROFILE,
+        batch_s=PROFILE.batch_s,
         engine_draft=DRAFT,
     )
     inner, inner_plan = replica.core.handle, replica.worker.plan

@@ -35,7 +35,7 @@ class Both:
 
     def __init__(self, rng: Random) -> None:
         self.rng, self.now_s, self.seq = rng, 0.0, 0
-        self.virtual = VirtualWorker(ANNOUNCE, PROFILE, DRAFT, Acceptance())
+        self.virtual = VirtualWorker(ANNOUNCE, PROFILE.batch_s, DRAFT, Acceptance())
         self.real = made.worker_core(
             ANNOUNCE.replica, "1", kv_blocks=1200, context_tokens=8192, max_slots=64
         )

@@ -17,6 +17,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
+from tests.loadgen import planned
 
 BUDGETS_TOKENS = (64, 256, 512, 2048, 4096)
 
@@ -183,9 +184,7 @@ def just_kept(
         for i, one in enumerate(given)
     }
     requests = [
-        PlannedRequest(
-            i, one.arrival_s, one.prompt_tokens, one.output_tokens, f"t{i}", 1.0, "default", ""
-        )
+        planned.one(i, one.prompt_tokens, one.output_tokens, f"t{i}", one.arrival_s)
         for i, one in enumerate(schedule.served)
     ]
     return requests, TierSet(name="just kept", default="t0", tiers=tiers)

@@ -3,12 +3,11 @@ informative under overload.
 """
 
 import itertools
-import json
 import math
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +23,7 @@ from loadgen.bound.shares import payers, shared_steps
 from loadgen.bound.strata import strata
 from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
-from loadgen.cli.main import main
-from loadgen.load.arrivals import draw_arrivals, parse_gaps
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import named_workload
+from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.token_times import measured
@@ -44,6 +40,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, Slo
+from tests.loadgen import planned
 from tests.loadgen.bound.schedules import (
     Schedule,
     Served,
@@ -54,6 +51,7 @@ from tests.loadgen.bound.schedules import (
     pace_s,
     steady,
 )
+from tests.loadgen.planned import one as asked
 from tests.rings import slow_but
 
 QOSERVE = "a100-llama3-8b-qoserve"
@@ -78,7 +76,12 @@ def forms() -> dict[str, Profile]:
 
 
 FORMS = forms()
+overload = partial(planned.drawn, "sharegpt")
 FAST = [name for name in store.names() if name != "cpu-tiny"]
+
+
+def only(slo: Slo) -> TierSet:
+    return TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})
 
 
 def random_requests(
@@ -91,21 +94,12 @@ def random_requests(
         return min(limit, max(1, int(rng.lognormvariate(0, 1) * median)))
 
     return [
-        PlannedRequest(
-            i,
-            at_s,
-            tokens(prompt, 7000),
-            tokens(output, 900),
-            rng.choice(tiers),
-            1.0,
-            "default",
-            "",
-        )
+        asked(i, tokens(prompt, 7000), tokens(output, 900), rng.choice(tiers), at_s)
         for i, at_s in enumerate(arrivals_s)
     ]
 
 
-# ------------------------------------------------------------ no scheduler beats it, unless it spec
+# ------------------------------------------------------------ no scheduler beats it
 
 
 @pytest.mark.slow
@@ -170,7 +164,7 @@ def met_fraction(
 
 @pytest.mark.parametrize("policy", slow_but(["slos_serve", "edf"], registry.names()))
 def test_every_policy_stays_below_it_under_overload(policy: str) -> None:
-    requests = overload(seed=3, rate=12.0, duration_s=10.0)
+    requests = overload(12.0, 10.0, 3)
     result = simulate(Traffic(requests, DEMO_3), Deployment(policy, QOSERVE, draft=0.0))
     assert result.met_fraction <= bound(requests, DEMO_3, QOSERVE, 1).met_fraction
 
@@ -204,7 +198,7 @@ def test_it_is_not_below_the_best_order_of_a_few_prompts(seed: int) -> None:
     assert best / len(requests) <= found.met_fraction + 1e-9
 
 
-# ------------------------------------------------------------ nobody is called impossible who was s
+# ------------------------------------------------------------ what was served is possible
 
 # prompt and output tokens
 KINDS = [(30, 40), (300, 30), (1500, 3), (100, 200), (400, 100), (1000, 60), (20, 1)]
@@ -324,25 +318,14 @@ def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
         )
     first = schedule.served[0]
     tiers = {
-        "patient": Tier(slo=patient),
-        "hurried": Tier(
-            slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, Definition.DEADLINE))
-        ),
+        "p": Tier(slo=patient),
+        "h": Tier(slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, Definition.DEADLINE))),
     }
     requests = [
-        PlannedRequest(
-            i,
-            one.arrival_s,
-            one.prompt_tokens,
-            one.output_tokens,
-            "hurried" if i < hurried else "patient",
-            1.0,
-            "default",
-            "",
-        )
+        asked(i, one.prompt_tokens, one.output_tokens, "p" if i >= hurried else "h", one.arrival_s)
         for i, one in enumerate(schedule.served)
     ]
-    excluded = excluded_by(schedule, requests, TierSet(name="two", default="patient", tiers=tiers))
+    excluded = excluded_by(schedule, requests, TierSet(name="two", default="p", tiers=tiers))
     assert excluded["work"] == 0
     for relaxation in ("memory", "pace") if hurried else ("memory",):
         assert 32 * in_time <= 320 - excluded[relaxation] <= 1.08 * 32 * in_time
@@ -374,9 +357,7 @@ def test_a_token_that_a_mean_tolerates_is_in_time_however_long_the_output(
     slo = Slo(ttft_s=ttft_s, tbt_s=gap_s - 0.9 * CLOSE_S, definition=definition)
     measure = measured(array("d", token_at_s.tolist()), slo, 0.0)
     assert missed(measure, slo, 0.0) is Missed.NOTHING
-    request = PlannedRequest(0, 0.0, 10, output, "a", 1.0, "default", "")
-    tiers = TierSet(name="one", default="a", tiers={"a": Tier(slo=slo)})
-    work = work_of([request], tiers, store.load(QOSERVE), 400_000, np.zeros(11))
+    work = work_of([asked(0, 10, output)], only(slo), store.load(QOSERVE), 400_000, np.zeros(11))
     due_s = np.minimum(work.step_due_s + np.arange(1, output) * work.pace_s, work.due_s)
     assert np.all(token_at_s[1:] <= due_s)
 
@@ -417,9 +398,8 @@ def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     """
     rng = Random(seed)
     slo = Slo(ttft_s=rng.uniform(0.2, 2), tbt_s=rng.uniform(0.02, 0.1))
-    tiers = TierSet(name="one", default="a", tiers={"a": Tier(slo=slo)})
-    requests = random_requests(rng, "a", 40, 300, 60, 6.0)
-    work = work_of(requests, tiers, store.load(QOSERVE), 400_000, np.zeros(8193))
+    requests = random_requests(rng, "b", 40, 300, 60, 6.0)
+    work = work_of(requests, only(slo), store.load(QOSERVE), 400_000, np.zeros(8193))
     paid = shared_steps(work, payers(work), np.full(len(requests), 1e9))
     assert slo.tbt_s is not None
     assert np.all(paid >= 0)
@@ -452,17 +432,8 @@ def test_windows_agree_with_slices(drawn: list[tuple[int, int]], seed: int) -> N
 # ------------------------------------------------------------ what it says
 
 
-def overload(seed: int, rate: float, duration_s: float) -> list[PlannedRequest]:
-    return plan_requests(
-        draw_arrivals(parse_gaps("poisson"), rate, duration_s, seed),
-        named_workload("sharegpt", 8192),
-        DEMO_3,
-        seed,
-    )
-
-
 def test_it_is_informative_under_overload_and_the_pace_is_what_makes_it_so() -> None:
-    found = bound(overload(seed=1, rate=6.0, duration_s=120.0), DEMO_3, QOSERVE, 1)
+    found = bound(overload(6.0, 120.0), DEMO_3, QOSERVE, 1)
     assert found.met_fraction < 0.85
     assert found.by == "pace"
     assert found.met_by["pace"] < found.met_by["work"] < found.met_by["alone"] == 1.0
@@ -471,173 +442,35 @@ def test_it_is_informative_under_overload_and_the_pace_is_what_makes_it_so() -> 
 
 def test_more_load_lowers_it_and_more_replicas_raise_it() -> None:
     by_rate = [
-        bound(overload(seed=1, rate=rate, duration_s=30.0), DEMO_3, QOSERVE, 1).met_fraction
-        for rate in (1.0, 10.0, 20.0)
+        bound(overload(rate, 30.0), DEMO_3, QOSERVE, 1).met_fraction for rate in (1.0, 10.0, 20.0)
     ]
     assert by_rate[0] == 1.0 > by_rate[1] > by_rate[2]
-    by_replicas = [
-        bound(overload(seed=1, rate=20.0, duration_s=30.0), DEMO_3, QOSERVE, n).met_fraction
-        for n in (1, 2, 12)
-    ]
+    by_replicas = [bound(overload(20.0, 30.0), DEMO_3, QOSERVE, n).met_fraction for n in (1, 2, 12)]
     assert by_replicas[0] < by_replicas[1] < by_replicas[2] == 1.0
 
 
 def test_a_prompt_of_exactly_the_kv_may_be_met_and_a_larger_one_not() -> None:
-    tiers = TierSet(name="slow", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=100.0))})
+    tiers = only(Slo(ttlt_s=100.0))
     for tokens, met in ((2048, 1.0), (2049, 0.0)):
-        request = PlannedRequest(0, 0.0, tokens, 1, "b", 1.0, "default", "")
+        request = asked(0, tokens, 1)
         instance = Instance([request], tiers, store.load(QOSERVE), 2048, 1)
         assert met_by_relaxation(instance)["alone"] == met
 
 
 def test_a_request_that_is_late_even_alone_is_not_counted() -> None:
-    tiers = TierSet(name="tight", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=0.2))})
-    short, long = (
-        PlannedRequest(i, 10.0 * i, tokens, 1, "b", 1.0, "default", "")
-        for i, tokens in enumerate((200, 6000))
-    )
-    found = bound([short, long], tiers, QOSERVE, 4)
+    tiers = only(Slo(ttlt_s=0.2))
+    found = bound([asked(0, 200, 1), asked(1, 6000, 1, at_s=10.0)], tiers, QOSERVE, 4)
     assert (found.met_fraction, found.by) == (0.5, "alone")
 
 
 def test_a_request_that_is_never_due_or_never_arrives_is_met() -> None:
     tiers = TierSet(name="paced", default="d", tiers={"d": Tier(slo=Slo(tbt_s=0.001))})
-    assert (
-        bound(
-            [PlannedRequest(0, 0.0, 100, 50, "d", 1.0, "default", "")], tiers, QOSERVE, 1
-        ).met_fraction
-        == 1.0
-    )
+    assert bound([asked(0, 100, 50, "d")], tiers, QOSERVE, 1).met_fraction == 1.0
     assert bound([], tiers, QOSERVE, 1).met_fraction == 1.0
 
 
-# ------------------------------------------------------------ the command
-
-COMMAND = [
-    "bound",
-    "--workload",
-    "azure-code",
-    "--rate",
-    "9",
-    "--duration",
-    "40",
-    "--tiers",
-    "demo-3",
-    "--seed",
-    "2",
-    "--profile",
-    QOSERVE,
-]
-
-
-def test_the_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    found: list[dict[str, Any]] = []
-    for _ in range(2):
-        assert main([*COMMAND, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-        assert found[-1].pop("wall_s") > 0
-    assert found[0] == found[1]
-    assert {"met_fraction", "violated_fraction", "by", "met_by"} <= set(found[0])
-    assert 0 < found[0]["met_fraction"] < 1
-
-
-def test_it_takes_the_options_of_simulate_and_prints_the_same_notes_on_the_plan(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = [
-        "--workload",
-        "sharegpt",
-        "--rate",
-        "2",
-        "--duration",
-        "15",
-        "--tiers",
-        "sola-5x",
-        "--seed",
-        "1",
-        "--replicas",
-        "2",
-        "--json",
-    ]
-    options += [
-        "--definition",
-        "max-tpot-10",
-        "--policy",
-        "fcfs",
-        "--set",
-        "chunk_tokens=512",
-        "--latency",
-        "live",
-        "--wait",
-        "60",
-    ]
-    options += ["--check", "100"]
-    found: dict[str, dict[str, Any]] = {}
-    for command in ("simulate", "bound"):
-        assert main([command, *options]) == 0
-        found[command] = json.loads(capsys.readouterr().out)
-    for key in (
-        "profile",
-        "replicas",
-        "workload",
-        "tiers",
-        "rate_rps",
-        "duration_s",
-        "seed",
-        "definition",
-        "offered",
-    ):
-        assert found["bound"][key] == found["simulate"][key], key
-    assert found["bound"]["rate_rps"] == 2.0
-    assert found["bound"]["violated_fraction"] <= found["simulate"]["violated_fraction"]
-
-
-def test_it_prints_a_table_and_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, "--definition", "ttlt", "--replicas", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "pace" in printed
-    assert "Every scheduler without speculation violates at least" in printed
-
-
-def exit_code(words: list[str]) -> object:
-    try:
-        return main(words)
-    except SystemExit as ended:
-        return ended.code
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--profile", "no-such-gpu"],
-        ["--replicas", "0"],
-        ["--definition", "mostly"],
-        ["--policy", "no-such-policy"],
-        ["--set", "no-such-setting=1"],
-        ["--wait", "-1"],
-        ["--check", "-1"],
-        ["--tiers", "no-such-tiers"],
-        ["--rate", "-1"],
-        ["--workload", "no-such-workload"],
-    ],
-)
-def test_a_wrong_argument_is_one_line_and_exit_code_2(
-    wrong: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code([*COMMAND, *wrong]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("slackline bound: ")
-    assert error.count("\n") == 1
-
-
 def met_alone(slo: Slo) -> float:
-    request = PlannedRequest(0, 0.0, 100, 10, "b", 1.0, "default", "")
-    return bound(
-        [request],
-        TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)}),
-        QOSERVE,
-        1,
-    ).met_fraction
+    return bound([asked(0, 100, 10)], only(slo), QOSERVE, 1).met_fraction
 
 
 def test_a_ttft_in_multiples_counts_others_exclude_none_and_unknown_tiers_are_refused() -> None:
@@ -646,12 +479,7 @@ def test_a_ttft_in_multiples_counts_others_exclude_none_and_unknown_tiers_are_re
     assert met_alone(Slo(tbt_x=0.01, ttlt_x=0.01)) == 1.0
     assert met_alone(Slo(ttft_x=3.0, ttft_s=0.001)) == 0.0
     with pytest.raises(ConfigError, match="none named b"):
-        bound(
-            overload(seed=1, rate=1.0, duration_s=10.0),
-            TierSet(name="x", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=1))}),
-            QOSERVE,
-            1,
-        )
+        bound(overload(1.0, 10.0), only(Slo(ttlt_s=1)), QOSERVE, 1)
 
 
 @pytest.mark.parametrize(
@@ -661,8 +489,7 @@ def test_by_ttlt_a_bound_in_multiples_takes_the_place_of_the_others(slo: Slo) ->
     """By the other definitions the bounds in seconds still hold: no request has a first token in 5
     ms, or a token every 5 ms.
     """
-    request = PlannedRequest(0, 0.0, 400, 50, "b", 1.0, "default", "")
-    tiers = TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})
+    request, tiers = asked(0, 400, 50), only(slo)
     by_ttlt = tiers.judged_by(Definition.TTLT)
     result = simulate(Traffic([request], by_ttlt), Deployment("fcfs", QOSERVE))
     assert result.met_fraction == 1.0

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,14 +63,3 @@ def test_a_script_has_every_command_and_option_and_its_shell_reads_it(
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} to read it")
     subprocess.run([shell, "-n", str(path)], check=True)
-
-
-def test_an_unknown_shell_is_one_clear_line() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "loadgen", "completion", "tcsh"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert found.returncode == 2
-    assert len(found.stderr.splitlines()) == 1 and "bash" in found.stderr

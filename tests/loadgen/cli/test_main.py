@@ -30,20 +30,3 @@ def test_ctrl_c_while_a_command_is_imported_ends_without_a_traceback(
     assert main(words) == INTERRUPTED
     assert capsys.readouterr() == ("", "")
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "a second one ends it at once"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["status", "--nope"], "slackline status: unrecognized arguments: --nope"),
-        (["key", "a", "b", "c"], "slackline key: unrecognized arguments: c"),
-        (["--nope"], "slackline: the following arguments are required: COMMAND"),
-    ],
-)
-def test_wrong_arguments_name_the_command_whose_help_says_more(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"{told} (--help says more)\n"

@@ -67,9 +67,9 @@ def test_bounds_in_multiples_are_the_seconds_that_admission_holds_the_request_to
     heard(body)
 
 
-def test_without_a_worker_bounds_in_multiples_are_refused() -> None:
+def test_without_a_worker_there_is_no_profile() -> None:
     async def body(heartbeats: Heartbeats, fleet: Bus) -> None:
-        with pytest.raises(ConfigError, match="need a running worker"):
+        with pytest.raises(ConfigError, match="no worker is heard"):
             await heartbeats.profile()
 
     heard(body)
@@ -132,11 +132,9 @@ def test_a_worker_tells_what_its_engine_computed_waited_and_lost(
 
 
 def test_a_report_says_how_the_engines_spent_the_time_in_which_they_held_work() -> None:
-    words = engine_time(EngineTime(exec_s=8.0, idle_s=1.5, late_s=0.5, predicted_s=10.0))
-    assert words.startswith("engines held work for 10.0 s: they computed 80.0 % of it")
-    assert "waited 15.0 % for plans and were late for 5.0 %" in words
-    assert words.endswith("0.850 times what was planned")
-    assert engine_time(EngineTime()) == "engines computed nothing, or do not tell"
+    spent = EngineTime(exec_s=8.0, idle_s=1.5, late_s=0.5, predicted_s=10.0)
+    assert "for 10.0 s: they computed 80.0 % of it, waited 15.0 % for plans" in engine_time(spent)
+    assert "computed nothing" in engine_time(EngineTime())
 
 
 def test_the_context_of_a_load_is_what_every_worker_has_and_silence_is_seen() -> None:

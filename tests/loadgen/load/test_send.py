@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
@@ -23,8 +24,9 @@ from shared.client.client import Client
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.rules.tiers import DEMO_3
-from shared.schemas import Cancel, Delta, End, GenerateRequest, Received, Refused, Status, Verdict
+from shared.schemas import Cancel, Delta, End, GenerateRequest, Received, Refused, Status
 from shared.vocabulary import FinishReason, ServiceClass
+from tests.shared.client.test_client import verdict
 from tests.simulated.bus import SimNet
 from tests.simulated.process import VirtualClock, virtual_loop
 from tests.simulated.virtual_loop import run_virtual
@@ -91,21 +93,8 @@ class PacedServer:
                     attempt=1, offset=i, tokens=[65], text="A", text_offset=i, finish_reason=last
                 ),
             )
-        verdict = Verdict(
-            finish_reason=FinishReason.STOP,
-            slo_met=True,
-            relegated=False,
-            service_class=service_class,
-            prompt_tokens=1,
-            output_tokens=tokens,
-            attempts=1,
-            ttft_s=None,
-            worst_tbt_s=None,
-            mean_tpot_s=None,
-            ttlt_s=None,
-            ended_unix_s=0.0,
-        )
-        await self.bus.publish(inbox, End(verdict=verdict))
+        ended = replace(verdict(tokens, FinishReason.STOP), service_class=service_class)
+        await self.bus.publish(inbox, End(verdict=ended))
 
 
 def over_nats(
@@ -116,12 +105,8 @@ def over_nats(
     refusal: str = "slow_down",
 ) -> tuple[Tally, PacedServer]:
     async def body() -> tuple[Tally, PacedServer]:
-        net, clock, tally, stop = (
-            SimNet(random.Random(0)),
-            VirtualClock(virtual_loop()),
-            Tally(DEMO_3),
-            asyncio.Event(),
-        )
+        net, clock = SimNet(random.Random(0)), VirtualClock(virtual_loop())
+        tally, stop = Tally(DEMO_3), asyncio.Event()
         server = PacedServer(net.connect("server"), ttft_s, tbt_s, refusal)
         await server.start()
         async with Client(net.connect("load"), clock) as client:
@@ -272,12 +257,8 @@ async def test_over_http_the_tier_has_its_name_and_bounds_and_tokens_are_counted
     assert "x-llm-d-slo-tpot-ms: 60" in head
     assert "x-llm-d-inference-fairness-id: acme" in head
     assert len(body["prompt"]) == 7
-    assert (body["max_tokens"], body["service_tier"], body["priority"], body["stream"]) == (
-        3,
-        "priority",
-        1,
-        True,
-    )
+    keys = ("max_tokens", "service_tier", "priority", "stream")
+    assert [body[key] for key in keys] == [3, "priority", 1, True]
 
 
 @pytest.mark.parametrize("more", ["/", "/v1", "/v1/"])

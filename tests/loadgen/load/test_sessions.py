@@ -2,9 +2,7 @@
 judged.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -25,13 +23,13 @@ from loadgen.trials.trial import Trial
 from shared.core.admission.admission import AdmissionSettings
 from shared.policy import registry
 from shared.routing.pipeline import Router
-from shared.rules.tiers import DEMO_3, Tier, TierSet, load_tiers
+from shared.rules.tiers import Tier, TierSet, load_tiers
 from shared.schemas import Digest, Offer
 from shared.vocabulary import FinishReason, ReplicaId, Slo
+from tests.loadgen import planned
 from tests.loadgen.load.test_send import one, over_nats
 
 PROFILE = "a100-llama3-8b"
-DESCRIBED = Path(__file__).parents[4] / "shared" / "data" / "workloads.json"
 PATIENT = TierSet(
     name="patient",
     default="a",
@@ -49,19 +47,8 @@ def turn(
     tier: str = "a",
     arrival_s: float = 0.0,
 ) -> PlannedRequest:
-    return PlannedRequest(
-        number,
-        arrival_s,
-        200,
-        output,
-        tier,
-        1.0,
-        "default",
-        "",
-        session="s",
-        after=after,
-        pause_s=pause_s,
-    )
+    asked = planned.one(number, 200, output, tier, arrival_s)
+    return asked._replace(session="s", after=after, pause_s=pause_s)
 
 
 def run(
@@ -172,12 +159,8 @@ def test_sessions_are_counted_by_their_rounds(lengths: list[int], data: st.DataO
 
 def test_the_bound_counts_later_rounds_as_met_since_it_cannot_know_their_arrival() -> None:
     hopeless = TierSet(name="hopeless", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=0.0001))})
-    assert (
-        bound(
-            [turn(0, None), turn(1, 0), turn(2, 1), turn(3, None)], hopeless, PROFILE, 1
-        ).met_fraction
-        == 0.5
-    )
+    plan = [turn(0, None), turn(1, 0), turn(2, 1), turn(3, None)]
+    assert bound(plan, hopeless, PROFILE, 1).met_fraction == 0.5
 
 
 # ---------------------------------------------------------------- live
@@ -232,27 +215,6 @@ def test_reasoning_and_tool_loops_are_those_of_slos_serves_table_4() -> None:
     )
 
 
-def test_their_laws_are_those_of_the_shared_description() -> None:
-    if not DESCRIBED.is_file():
-        pytest.skip(f"needs the shared data, {DESCRIBED.name} beside the project")
-    described = json.loads(DESCRIBED.read_text())["workloads"]
-    reasoning, toolllm = described["slosserve_reasoning"], described["slosserve_toolllm"]
-    laws = [
-        (REASONING.prompt, reasoning["prompt"]), (REASONING.response, reasoning["response"]),
-        (TOOLLLM.pair.prompt, toolllm["prompt"]),
-        (TOOLLLM.pair.output, toolllm["output"]),
-    ]  # fmt: skip
-    for law, is_so in laws:
-        assert [law.mu, law.sigma, law.shift, law.minimum, law.maximum] == [
-            is_so[name] for name in ("mu", "sigma", "shift", "min", "max")
-        ]
-    assert (REASONING.thinking.tokens[0], REASONING.thinking.tokens[-1]) == (
-        reasoning["thinking"]["lo"],
-        reasoning["thinking"]["hi"],
-    )
-    assert list(TOOLLLM.cumulative) == pytest.approx(np.cumsum(toolllm["pairs"]["p"]))
-
-
 def test_a_plan_numbers_rounds_in_order_and_gives_the_last_one_the_tier_of_answers() -> None:
     tiers = load_tiers("slos-serve-toolllm")
     plan = plan_requests([0.5 * n for n in range(300)], named_workload("toolllm", 8192), tiers, 4)
@@ -268,10 +230,6 @@ def test_a_plan_numbers_rounds_in_order_and_gives_the_last_one_the_tier_of_answe
             None,
             *(request.number for request in session[:-1]),
         ]
-    assert (
-        plan_requests([0.5 * n for n in range(300)], named_workload("toolllm", 8192), tiers, 4)
-        == plan
-    )
 
 
 def test_stages_of_reasoning_and_tool_loops_are_tight_where_slos_serves_table_1_says() -> None:
@@ -284,12 +242,3 @@ def test_stages_of_reasoning_and_tool_loops_are_tight_where_slos_serves_table_1_
         Slo(ttft_x=3, tbt_s=0.05),
         Slo(ttft_x=3, tbt_s=0.1),
     )
-
-
-def test_a_plan_without_rounds_or_thought_is_what_it_was() -> None:
-    plan = plan_requests([0.0, 1.0, 2.0], named_workload("mix", 8192), DEMO_3, 1)
-    told = [
-        (request.session, request.after, request.thinking_tokens, request.number)
-        for request in plan
-    ]
-    assert told == [("", None, 0, n) for n in range(3)]

@@ -2,8 +2,6 @@
 short ones for small models.
 """
 
-import json
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,10 +13,7 @@ from loadgen.load.workload import (
     AZURE_CODE,
     AZURE_CONV,
     CHATBOT,
-    CNN_DM,
     CODER,
-    HUMANEVAL,
-    LONGBENCH,
     SHAREGPT,
     SUMMARIZER,
     WORKLOADS,
@@ -46,20 +41,6 @@ TABLE_4 = {
     "summarizer": ((1333, 1946, 444), (202, 1508, 234)),
 }
 SHAPES = {shape.application: shape for shape in (SHAREGPT, AZURE_CONV, AZURE_CODE)}
-DESCRIBED = Path(__file__).parents[4] / "shared" / "data" / "workloads.json"
-NAMES = {
-    "sharegpt": "qoserve_sharegpt",
-    "azure-conv": "qoserve_azure_conv_2024",
-    "azure-code": "qoserve_azure_code_2024",
-}
-OTHERS = {
-    "slosserve_chatbot": CHATBOT,
-    "slosserve_coder": CODER,
-    "slosserve_summarizer": SUMMARIZER,
-    "humaneval_placeholder": HUMANEVAL,
-    "longbench_placeholder": LONGBENCH,
-    "cnn_dm_placeholder": CNN_DM,
-}
 
 
 def drawn(law: Law, n: int = 40_000) -> np.ndarray:
@@ -76,34 +57,6 @@ def test_medians_and_90th_percentiles_are_those_of_table_2(name: str) -> None:
         assert tokens.min() >= 1
 
 
-@pytest.mark.parametrize("name", TABLE_2)
-def test_the_laws_are_those_of_the_shared_description(name: str) -> None:
-    if not DESCRIBED.is_file():
-        pytest.skip(f"needs the shared data, {DESCRIBED.name} beside the project")
-    described = json.loads(DESCRIBED.read_text())["workloads"][NAMES[name]]
-    for law, kind in ((SHAPES[name].prompt, "prompt"), (SHAPES[name].output, "output")):
-        is_so = described[kind]
-        match law:
-            case Knots(p, tokens):
-                assert (list(p), list(tokens)) == (is_so["p"], is_so["v"])
-            case TruncatedWeibull(shape, scale, maximum):
-                assert (shape, scale, 1, maximum) == (
-                    is_so["k"],
-                    is_so["scale"],
-                    is_so["min"],
-                    is_so["max"],
-                )
-            case TruncatedLognormal(mu, sigma, maximum):
-                assert (mu, sigma, 1, maximum) == (
-                    is_so["mu"],
-                    is_so["sigma"],
-                    is_so["min"],
-                    is_so["max"],
-                )
-        achieved = described["achieved_200k_rounded"][kind]
-        assert drawn(law).mean() == pytest.approx(achieved["mean"], rel=0.03)
-
-
 @pytest.mark.parametrize("name", TABLE_4)
 def test_means_spreads_and_99th_percentiles_are_those_of_slos_serves_table_4(name: str) -> None:
     (shape,) = WORKLOADS[name]
@@ -116,22 +69,12 @@ def test_means_spreads_and_99th_percentiles_are_those_of_slos_serves_table_4(nam
         assert tokens.std() == pytest.approx(deviation, rel=0.05)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_pairs_are_those_of_the_shared_description_correlated_as_it_says(name: str) -> None:
-    if not DESCRIBED.is_file():
-        pytest.skip(f"needs the shared data, {DESCRIBED.name} beside the project")
-    described, rng = json.loads(DESCRIBED.read_text())["workloads"][name], Random(7)
-    pairs = np.array([OTHERS[name].pair(rng, 1_000_000)[:2] for _ in range(20_000)])
-    for column, kind in enumerate(("prompt", "output")):
-        achieved = described["achieved_200k_rounded"][kind]
-        assert pairs[:, column].mean() == pytest.approx(achieved["mean"], rel=0.03)
-        assert np.percentile(pairs[:, column], (50, 90)) == pytest.approx(
-            (achieved["p50"], achieved["p90"]), rel=0.05, abs=1
-        )
+@pytest.mark.parametrize("shape", [CHATBOT, CODER, SUMMARIZER], ids=lambda one: one.application)
+def test_pairs_are_correlated_as_their_shape_says(shape: Shape) -> None:
+    rng = Random(7)
+    pairs = np.array([shape.pair(rng, 1_000_000)[:2] for _ in range(20_000)])
     ranks = pairs.argsort(axis=0).argsort(axis=0)
-    assert np.corrcoef(ranks.T)[0, 1] == pytest.approx(
-        described["prompt_output_rank_corr"], abs=0.03
-    )
+    assert np.corrcoef(ranks.T)[0, 1] == pytest.approx(shape.rank_correlation, abs=0.03)
 
 
 @given(u=st.floats(0, 1, exclude_max=True), v=st.floats(1e-6, 1 - 1e-6))

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
@@ -22,14 +19,10 @@ from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3
 from shared.vocabulary import FinishReason
+from tests.loadgen.planned import drawn
 from tests.rings import slow_but
 
 LIVE = Latency.live()
-
-
-def mixed(rate: float, duration_s: float) -> list[PlannedRequest]:
-    arrivals = draw_arrivals(Gaps(), rate, duration_s, 1)
-    return plan_requests(arrivals, named_workload("mix", 8192), DEMO_3, 1)
 
 
 def run(
@@ -38,7 +31,7 @@ def run(
     facts = ReplicaFacts(kv_blocks=2000, max_slots=24)
     deployment = Deployment(policy, "a100-llama3-8b", 2, latency=latency, facts=facts)
     options = RunOptions(keep_times=True, check_every=check_every)
-    traffic = Traffic(mixed(8.0, 10.0), DEMO_3, seed)
+    traffic = Traffic(drawn("mix", 8.0, 10.0), DEMO_3, seed)
     return replace(simulate(traffic, deployment, options), wall_s=0.0)
 
 
@@ -49,14 +42,14 @@ def hops(latency: Latency, change: Callable[[Hop], Hop]) -> Latency:
 
 def test_half_of_the_draws_are_above_the_median_and_one_in_a_hundred_above_the_percentile() -> None:
     hop, rng = Hop(0.002, 4.0), Random(1)
-    drawn = [hop.draw_s(rng) for _ in range(20_000)]
-    assert statistics.median(drawn) == pytest.approx(0.002, rel=0.02)
-    assert statistics.quantiles(drawn, n=100)[98] == pytest.approx(0.008, rel=0.05)
+    each_s = [hop.draw_s(rng) for _ in range(20_000)]
+    assert statistics.median(each_s) == pytest.approx(0.002, rel=0.02)
+    assert statistics.quantiles(each_s, n=100)[98] == pytest.approx(0.008, rel=0.05)
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    drawn = [[LIVE.ack.draw_s(rng) for _ in range(5)] for rng in map(Random, (7, 7, 8))]
-    assert drawn[0] == drawn[1] != drawn[2]
+    each_s = [[LIVE.ack.draw_s(rng) for _ in range(5)] for rng in map(Random, (7, 7, 8))]
+    assert each_s[0] == each_s[1] != each_s[2]
 
 
 def test_the_seed_of_the_traffic_decides_the_latencies_of_a_run() -> None:
@@ -87,10 +80,10 @@ def test_no_message_overtakes_one_sent_before_it(pauses_s: list[float], seed: in
 def test_without_latency_and_at_the_medians_nothing_is_drawn(
     latency: Latency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def drawn(*_: object) -> float:
+    def refuse(*_: object) -> float:
         raise AssertionError("a latency was drawn")
 
-    monkeypatch.setattr(Random, "gauss", drawn)
+    monkeypatch.setattr(Random, "gauss", refuse)
     run(latency)
     with pytest.raises(AssertionError, match="drawn"):
         run(LIVE)

@@ -4,13 +4,12 @@ single iterations.
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import named_workload
+from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
@@ -18,6 +17,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.policy.seam import Choice, Policy, View
 from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
+from tests.loadgen import planned
 from tests.rings import slow_but
 
 PROFILE = "a100-llama3-8b"
@@ -46,11 +46,7 @@ def both(
     )
 
 
-def drawn(
-    workload: str, rate: float, duration_s: float, seed: int, tiers: TierSet = DEMO_3
-) -> list[PlannedRequest]:
-    arrivals = draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),))
-    return plan_requests(arrivals, named_workload(workload, 8192), tiers, seed, important=0.3)
+drawn = partial(planned.drawn, important=0.3)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ def test_iterations_before_the_horizon_count_also_within_a_leap(policy: str) -> 
 
 
 def test_one_long_answer_alone_is_one_leap() -> None:
-    requests = [PlannedRequest(0, 0.0, 200, 1000, "batch", 1.0, "default", "")]
+    requests = [planned.one(0, 200, 1000, "batch")]
     leapt, stepped = both(requests, "fcfs")
     assert leapt.iterations == stepped.iterations == 1000
     assert leapt.events < 40 < 1000 < stepped.events  # mostly the alarm for overdue acks

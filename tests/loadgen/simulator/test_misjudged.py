@@ -4,14 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import plan_requests
-from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment, EngineFacts
-from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Scattered, Stretched
+from loadgen.simulator.misjudged import MisjudgedLengths, scattered, with_dear_drafts
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
@@ -22,56 +17,33 @@ from shared.policy.slackline.policy import Slackline
 from shared.policy.slos_serve.policy import SlosServe
 from shared.policy.vllm import Vllm
 from shared.rules.tiers import DEMO_3
+from tests.loadgen.planned import drawn
 from tests.shared.policy.views import Linear
 
 
 def served(deployment: Deployment) -> SimulationResult:
-    arrivals = draw_arrivals(Gaps(), 4.0, 10.0, 1)
-    requests = plan_requests(arrivals, named_workload("mix", 8192), DEMO_3, 1)
-    return simulate(Traffic(requests, DEMO_3, 1), deployment)
-
-
-@given(st.floats(0.5, 2.0), st.integers(0, 50), st.integers(0, 4000), st.floats(0.0, 0.2))
-def test_a_stretched_profile_takes_so_many_times_as_long_and_its_inverse_holds(
-    times: float, decodes: int, cached: int, budget_s: float
-) -> None:
-    profile = Linear()
-    shape = BatchShape(decodes=decodes, decode_context=100 * decodes)
-    stretched = Stretched(profile, times)
-    assert stretched.batch_s(shape) == times * profile.batch_s(shape)
-    tokens = stretched.prefill_budget(shape, cached, budget_s, 2000)
-    if tokens:
-        assert stretched.batch_s(shape.with_chunk(tokens, cached)) <= budget_s + 1e-9
-    if tokens < 2000:
-        assert stretched.batch_s(shape.with_chunk(tokens + 1, cached)) > budget_s - 1e-9
-
-
-def test_scattered_iterations_take_their_own_times_in_turn() -> None:
-    profile, shape = Linear(), BatchShape(decodes=4, decode_context=400)
-    scattered = Scattered(profile, {3: (1.0, 0.5, 3.0)})
-    found = [scattered.batch_s(shape) / profile.batch_s(shape) for _ in range(7)]
-    assert found == pytest.approx([1.0, 0.5, 3.0, 1.0, 0.5, 3.0, 1.0])
+    return simulate(Traffic(drawn("mix", 4.0, 10.0), DEMO_3, 1), deployment)
 
 
 def test_scattered_iterations_take_times_of_their_size_or_of_the_next_to_it() -> None:
     profile, few = Linear(), BatchShape(decodes=3, decode_context=300)
     chunk, many = few.with_chunk(40, 0), BatchShape(decodes=200, decode_context=20_000)
-    scattered = Scattered(profile, {2: (2.0, 1.0), 6: (1.5, 1.2, 1.1)})
+    batch_s = scattered(profile.batch_s, {2: (2.0, 1.0), 6: (1.5, 1.2, 1.1)})
     shapes = (few, chunk, few, many, chunk, few)
-    found = [scattered.batch_s(shape) / profile.batch_s(shape) for shape in shapes]
+    found = [batch_s(shape) / profile.batch_s(shape) for shape in shapes]
     assert found == pytest.approx([2.0, 1.5, 1.0, 1.2, 1.1, 2.0])
 
 
 def test_dear_drafts_take_so_many_times_as_long_and_nothing_else_does() -> None:
     profile = Linear()
-    dear = DearDrafts(profile, 3.0)
+    dear_s = with_dear_drafts(profile.batch_s, 3.0)
     plain = BatchShape(decodes=4, decode_context=400)
     verifying = plain._replace(prefill_tokens=8, prefill_sq=16.0, prefill_cross=800.0)
     chunk = verifying.with_chunk(100, 0)
-    assert dear.batch_s(plain) == profile.batch_s(plain)
-    assert dear.batch_s(chunk) == profile.batch_s(chunk)
+    assert dear_s(plain) == profile.batch_s(plain)
+    assert dear_s(chunk) == profile.batch_s(chunk)
     drafts_s = profile.batch_s(verifying) - profile.batch_s(plain)
-    assert dear.batch_s(verifying) == pytest.approx(profile.batch_s(plain) + 3.0 * drafts_s)
+    assert dear_s(verifying) == pytest.approx(profile.batch_s(plain) + 3.0 * drafts_s)
 
 
 def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:

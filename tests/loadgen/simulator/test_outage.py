@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import named_workload
+from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, Outage
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
@@ -17,13 +15,9 @@ from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3
+from tests.loadgen.planned import drawn
 
 PROFILE = "a100-llama3-8b"
-
-
-def requests(rate: float, duration_s: float, seed: int) -> list[PlannedRequest]:
-    arrivals_s = draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),))
-    return plan_requests(arrivals_s, named_workload("mix", 8192), DEMO_3, seed)
 
 
 def run(
@@ -65,13 +59,13 @@ def check_nothing_is_lost(planned: Sequence[PlannedRequest], result: SimulationR
 def test_every_request_ends_once_with_all_its_tokens_whoever_dies(
     seed: int, policy: str, latency: str, outages: list[Outage], other: float
 ) -> None:
-    planned = requests(4.0, 8.0, seed)
+    planned = drawn("mix", 4.0, 8.0, seed)
     outages = [*outages, Outage(1, other), Outage(0, other + 0.3, 2.0)]
     check_nothing_is_lost(planned, run(planned, outages, policy, latency, replicas=3))
 
 
 def test_what_ran_on_the_dead_replica_goes_on_elsewhere_with_its_tokens() -> None:
-    planned = requests(8.0, 20.0, seed=1)
+    planned = drawn("mix", 8.0, 20.0, seed=1)
     whole = run(planned, [])
     broken = run(planned, [Outage(0, 10.0)])
     check_nothing_is_lost(planned, broken)
@@ -82,7 +76,7 @@ def test_what_ran_on_the_dead_replica_goes_on_elsewhere_with_its_tokens() -> Non
 
 
 def test_the_only_replica_comes_back_and_serves_what_waited() -> None:
-    planned = requests(1.0, 20.0, seed=2)
+    planned = drawn("mix", 1.0, 20.0, seed=2)
     result = run(planned, [Outage(0, 5.0, 30.0)], replicas=1)
     check_nothing_is_lost(planned, result)
     assert result.token_unix_s is not None
@@ -90,7 +84,7 @@ def test_the_only_replica_comes_back_and_serves_what_waited() -> None:
 
 
 def test_a_run_with_a_death_is_the_same_again() -> None:
-    planned = requests(6.0, 10.0, seed=3)
+    planned = drawn("mix", 6.0, 10.0, seed=3)
     first, second = (run(planned, [Outage(1, 4.0, 3.0)], latency="live") for _ in range(2))
     assert first.token_unix_s == second.token_unix_s
     assert first.verdicts == second.verdicts
@@ -101,16 +95,16 @@ def test_a_run_with_a_death_is_the_same_again() -> None:
 )
 def test_an_outage_of_no_replica_or_no_time_is_an_error(outage: Outage) -> None:
     with pytest.raises(ConfigError, match="no such replica"):
-        run(requests(1.0, 2.0, seed=1), [outage])
+        run(drawn("mix", 1.0, 2.0, seed=1), [outage])
 
 
 def test_a_replica_that_is_dead_does_not_die_again() -> None:
     with pytest.raises(ConfigError, match="dead already"):
-        run(requests(1.0, 2.0, seed=1), [Outage(1, 5.0), Outage(1, 2.0, 4.0)])
+        run(drawn("mix", 1.0, 2.0, seed=1), [Outage(1, 5.0), Outage(1, 2.0, 4.0)])
 
 
 @pytest.mark.slow
 def test_every_policy_survives_a_death() -> None:
-    planned = requests(4.0, 6.0, seed=4)
+    planned = drawn("mix", 4.0, 6.0, seed=4)
     for policy in registry.names():
         check_nothing_is_lost(planned, run(planned, [Outage(0, 3.0, 2.0)], policy, replicas=2))

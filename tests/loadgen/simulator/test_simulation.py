@@ -4,13 +4,12 @@ good policy from a bad one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
-from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.mix import PlannedRequest
 from loadgen.load.tally import Tally
-from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
@@ -24,6 +23,7 @@ from shared.perf import zero_load
 from shared.policy import registry
 from shared.rules.tiers import DEMO_3, QOSERVE_3, TierSet
 from shared.vocabulary import FinishReason
+from tests.loadgen.planned import drawn, one
 from tests.rings import slow_but
 
 PROFILE = "a100-llama3-8b"
@@ -31,17 +31,7 @@ ROOMY = ReplicaFacts()
 KEPT = RunOptions(keep_times=True)
 
 
-def mixed(
-    rate: float, duration_s: float, seed: int = 1, bursts: str | None = None
-) -> list[PlannedRequest]:
-    shape = parse_profile(bursts, duration_s) if bursts else ((1.0, 1.0),)
-    return plan_requests(
-        draw_arrivals(Gaps(), rate, duration_s, seed, shape),
-        named_workload("mix", 8192),
-        DEMO_3,
-        seed,
-        important=0.2,
-    )
+mixed = partial(drawn, "mix", important=0.2)
 
 
 def run(
@@ -64,20 +54,16 @@ def trial(policy: str) -> Trial:
     return Trial(deployment=deployment, tiers=DEMO_3, duration_s=20.0, seed=3)
 
 
-def without_wall(result: SimulationResult) -> SimulationResult:
-    return replace(result, wall_s=0.0)
-
-
 @pytest.mark.parametrize("policy", slow_but(["fcfs", "slackline"], registry.names()))
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_the_same_arguments_give_the_same_result_to_the_last_digit(
     policy: str, latency: str
 ) -> None:
     requests = mixed(6.0, 8.0)
-    one, two = (
+    first, second = (
         run(requests, policy, LATENCIES[latency], replicas=2, options=KEPT) for _ in range(2)
     )
-    assert without_wall(one) == without_wall(two)
+    assert replace(first, wall_s=0.0) == replace(second, wall_s=0.0)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -110,10 +96,7 @@ def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(
 ) -> None:
     latency = LATENCIES[name].at_medians()
     profile = store.load(PROFILE)
-    requests = [
-        PlannedRequest(n, 30.0 * n, 1 + 397 * n, 1 + 7 * n, "Q1", 1.0, "default", "")
-        for n in range(15)
-    ]
+    requests = [one(n, 1 + 397 * n, 1 + 7 * n, "Q1", 30.0 * n) for n in range(15)]
     result = run(requests, policy, latency, tiers=QOSERVE_3, settings={"chunk_tokens": "512"})
     assert result.met_fraction == 1.0
     for request, verdict in zip(requests, result.verdicts, strict=True):
@@ -137,9 +120,9 @@ def test_under_overload_qoserve_meets_more_slos_than_fcfs_on_the_same_arrivals()
 
 def test_a_second_replica_helps_and_both_are_used() -> None:
     requests = mixed(6.0, 15.0)
-    one, two = run(requests, "qoserve", replicas=1), run(requests, "qoserve", replicas=2)
-    assert two.met_fraction >= one.met_fraction
-    assert {v.replica for v in two.verdicts if v is not None} == {"r01", "r02"}
+    alone, both = run(requests, "qoserve", replicas=1), run(requests, "qoserve", replicas=2)
+    assert both.met_fraction >= alone.met_fraction
+    assert {v.replica for v in both.verdicts if v is not None} == {"r01", "r02"}
 
 
 def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() -> None:
@@ -186,7 +169,7 @@ def test_the_client_would_count_what_the_verdicts_say() -> None:
 
 def test_a_request_that_no_replica_can_hold_is_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match="prompt of 9000 tokens"):
-        run([PlannedRequest(0, 0.0, 9000, 5, "interactive", 1.0, "default", "")], "fcfs")
+        run([one(0, 9000, 5, "interactive")], "fcfs")
 
 
 def test_calls_of_one_instant_run_in_order_and_an_alarm_rings_at_its_present_wish() -> None:

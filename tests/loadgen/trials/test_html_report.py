@@ -123,16 +123,13 @@ def test_a_report_from_before_there_were_courses_is_still_a_page(tmp_path: Path)
     assert "older" in checked(tmp_path / "old.html").text
 
 
-def test_names_in_a_report_are_text(tmp_path: Path) -> None:
-    report = reported(run_of(5), ATTACK)
+@pytest.mark.parametrize("tally", [run_of(5), Tally(DEFAULT)], ids=["five", "nothing"])
+def test_names_in_a_report_are_text_and_a_run_of_nothing_is_a_page_too(
+    tmp_path: Path, tally: Tally
+) -> None:
+    report = reported(tally, ATTACK)
     write_reports([report], side_by_side([report]), tmp_path / "page.html")
     assert "broken()" in checked(tmp_path / "page.html").text
-
-
-def test_a_run_of_nothing_is_a_page_too(tmp_path: Path) -> None:
-    report = reported(Tally(DEFAULT), "nothing")
-    write_reports([report], table(report), tmp_path / "page.html")
-    assert "nothing" in checked(tmp_path / "page.html").text
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_runs(

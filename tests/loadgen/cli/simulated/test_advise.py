@@ -28,6 +28,7 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 from shared.rules.tiers import DEFAULT
+from tests.loadgen.cli.command import of_line, printed, refused
 
 PROFILE = "a100-llama3-8b"
 TIERS = {
@@ -57,15 +58,16 @@ def tiers(path: Path, **quick: float) -> Path:
     return path
 
 
+def asked(load: Path, slos: Path, *words: str) -> list[str]:
+    return ["advise", "--trace", str(load), "--tiers", str(slos), "--jobs", "1", *words]
+
+
 def advised(
     capsys: pytest.CaptureFixture[str], folder: Path, rate_rps: float, *words: str, **quick: float
-) -> dict[str, Any]:
+) -> Any:
     load = trace(folder / "load.csv", rate_rps)
     slos = tiers(folder / "tiers.json", **quick)
-    arguments = ["--trace", str(load), "--tiers", str(slos), "--profile", PROFILE, "--jobs", "1"]
-    assert main(["advise", *arguments, "--json", *words]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return printed(capsys, *asked(load, slos, "--profile", PROFILE, *words))
 
 
 @pytest.mark.slow
@@ -90,8 +92,7 @@ def test_where_each_kind_needs_one_gpu_the_cheaper_one_is_enough(
 ) -> None:
     load = trace(tmp_path / "load.csv", 1.0, seconds=1.0)
     slos = tiers(tmp_path / "tiers.json")
-    words = ["--trace", str(load), "--tiers", str(slos), "--draft", "0", "--jobs", "1"]
-    assert main(["advise", *words]) == 0
+    assert main(asked(load, slos, "--draft", "0")) == 0
     told = capsys.readouterr().out
     assert "a100-llama3-8b and h100-llama3-8b need 1 GPU each: the cheaper one is enough." in told
     assert "times one of" not in told
@@ -107,9 +108,8 @@ def test_requests_that_may_wait_are_done_some_time(
     slos = tmp_path / "tiers.json"
     patient = {"batch": {"slo": {"ttlt_s": 86400.0}}}
     slos.write_text(json.dumps({"name": "patient", "default": "batch", "tiers": patient}))
-    words = ["--trace", str(load), "--tiers", str(slos), "--profile", PROFILE, "--jobs", "1"]
-    assert main(["advise", *words, "--draft", "0", "--json"]) == 0
-    [fleet] = json.loads(capsys.readouterr().out)["fleets"]
+    found = printed(capsys, *asked(load, slos, "--profile", PROFILE, "--draft", "0"))
+    [fleet] = found["fleets"]
     # one replica meets every SLO of these seconds, and would fall behind for ever
     assert {count["replicas"]: count["attainment"] for count in fleet["counts"]}[1] == 1.0
     assert fleet["replicas"] > 1
@@ -146,8 +146,7 @@ def test_the_answer_is_printed_with_the_plots(
 ) -> None:
     load, slos = trace(tmp_path / "load.csv", 3.0), tiers(tmp_path / "tiers.json")
     plots = tmp_path / "plots"
-    words = ["--trace", str(load), "--tiers", str(slos), "--profile", PROFILE, "--jobs", "1"]
-    assert main(["advise", *words, "--plots", str(plots)]) == 0
+    assert main(asked(load, slos, "--profile", PROFILE, "--plots", str(plots))) == 0
     printed = capsys.readouterr().out
     assert "120 requests on 1 replica" in " ".join(printed.replace(" in 40 s,", "").split())
     assert "saves no replica" in printed
@@ -155,23 +154,6 @@ def test_the_answer_is_printed_with_the_plots(
         "attainment-over-gpus.svg",
         "violations-over-time.svg",
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--target", "1.5"], "--target"),
-        (["--profile", "z900"], "no profile named 'z900'"),
-        (["--tiers", "nowhere.toml"], "nowhere.toml"),
-        (["--jobs", "0"], "--jobs"),
-    ],
-)
-def test_wrong_arguments_say_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], reason: str
-) -> None:
-    load = trace(tmp_path / "load.csv", 3.0)
-    assert main(["advise", "--trace", str(load), *words]) == 2
-    assert reason in capsys.readouterr().err
 
 
 def test_a_trace_without_times_is_refused_with_what_to_do(
@@ -286,7 +268,5 @@ def test_the_fewest_gpus_are_chosen_and_no_draft_model_for_nothing() -> None:
 def test_an_unknown_profile_is_told_before_the_trace_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["advise", "--trace", "no-such.csv", "--profile", "a100"]) == 2
-    told = capsys.readouterr().err
-    assert "a100" in told
-    assert "no-such.csv" not in told
+    told = refused(capsys, *of_line("advise --trace no-such.csv --profile a100"))
+    assert "a100" in told and "no-such.csv" not in told

@@ -3,7 +3,6 @@
 Results do not depend on the number of processes, and the processes end with the command.
 """
 
-import json
 import os
 import re
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -21,43 +19,26 @@ from loadgen.trials.comparison import on_the_plane, parse_policies
 from loadgen.trials.parallel import run_all
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
-from shared.schemas import Verdict
-from shared.vocabulary import FinishReason, ServiceClass, Slo
+from shared.vocabulary import FinishReason, Slo
+from tests.loadgen.cli.command import of_line, printed, without_wall
+from tests.shared.client.test_client import verdict
 
 ROOT = Path(__file__).parents[4]
-LOAD = ["--workload", "mix", "--duration", "8", "--tiers", "demo-3", "--seed", "5"]
+LOAD = of_line("--workload mix --duration 8 --tiers demo-3 --seed 5")
 COMPARE = ["compare", *LOAD, "--policies", "fcfs:chunk_tokens=512,edf"]
-WALL = ("wall_s", "requests_per_wall_s")
-
-
-def printed(capsys: pytest.CaptureFixture[str], words: list[str]) -> Any:
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def without_wall(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {key: without_wall(value) for key, value in found.items() if key not in WALL}
-    return [without_wall(one) for one in found] if isinstance(found, list) else found
 
 
 def test_each_policy_is_served_just_what_simulate_serves_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = printed(capsys, [*COMPARE, "--rate", "8", "--definition", "mean-tpot", "--jobs", "1"])
-    assert (found["command"], found["seed"], found["definition"], found["rate_rps"]) == (
-        "compare",
-        5,
-        "mean-tpot",
-        8.0,
-    )
+    judged = of_line("--rate 8 --definition mean-tpot")
+    found = printed(capsys, *COMPARE, *judged, "--jobs", "1")
+    shown = [found[key] for key in ("command", "seed", "definition", "rate_rps")]
+    assert shown == ["compare", 5, "mean-tpot", 8.0]
     for one, words in zip(
         found["policies"], (["fcfs", "--set", "chunk_tokens=512"], ["edf"]), strict=True
     ):
-        alone = printed(
-            capsys,
-            ["simulate", *LOAD, "--rate", "8", "--definition", "mean-tpot", "--policy", *words],
-        )
+        alone = printed(capsys, "simulate", *LOAD, *judged, "--policy", *words)
         assert without_wall(one) == without_wall(alone)
         assert one["offered"] == found["requests"]
     assert {"met_fraction", "violated_fraction"} <= set(found["bound"])
@@ -65,7 +46,7 @@ def test_each_policy_is_served_just_what_simulate_serves_it(
 
 @pytest.mark.slow
 def test_no_policy_is_better_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    for one in printed(capsys, [*COMPARE, "--rates", "6,40", "--jobs", "1"])["rates"]:
+    for one in printed(capsys, *COMPARE, "--rates", "6,40", "--jobs", "1")["rates"]:
         assert all(
             found["violated_fraction"] >= one["bound"]["violated_fraction"] - 1e-9
             for found in one["policies"]
@@ -77,7 +58,7 @@ def test_the_results_do_not_depend_on_the_number_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     alone, together = (
-        printed(capsys, [*COMPARE, "--rates", "3,6", "--jobs", jobs]) for jobs in ("1", "3")
+        printed(capsys, *COMPARE, "--rates", "3,6", "--jobs", jobs) for jobs in ("1", "3")
     )
     assert without_wall(alone) == without_wall(together)
     assert [one["rate_rps"] for one in alone["rates"]] == [3.0, 6.0]
@@ -121,29 +102,16 @@ def test_plots_are_written_and_say_what_they_show(
 
 
 def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds() -> None:
-    done = Verdict(
-        finish_reason=FinishReason.LENGTH,
-        slo_met=False,
-        relegated=False,
-        service_class=ServiceClass.STANDARD,
-        prompt_tokens=5,
-        output_tokens=9,
-        attempts=1,
-        ttft_s=0.5,
-        worst_tbt_s=0.1,
-        mean_tpot_s=0.03,
-        ttlt_s=0.74,
-        ended_unix_s=1.0,
-    )
+    done = replace(verdict(9), ttft_s=0.5, mean_tpot_s=0.03)
     both = Slo(ttft_s=1.0, tbt_s=0.02)
     assert on_the_plane(done, both) == pytest.approx((0.5, 1.5))
-    for verdict, slo in (
+    for one, slo in (
         (done, Slo(ttlt_s=9.0)),
         (done, Slo(ttft_s=1.0)),
         (replace(done, finish_reason=FinishReason.DROPPED), both),
         (replace(done, mean_tpot_s=None, output_tokens=1), both),
     ):
-        assert on_the_plane(verdict, slo) is None
+        assert on_the_plane(one, slo) is None
 
 
 def test_policies_may_carry_settings() -> None:
@@ -152,39 +120,6 @@ def test_policies_may_carry_settings() -> None:
     )
     assert [one.policy for one in found] == ["fcfs", "edf", "qoserve", "fcfs"]
     assert found[2].settings == {"alpha_high_s": "0.004", "safety": "1.1"}
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["compare"], "give reports of `slackline load --out`, or --policies"),
-        (["compare", *LOAD, "--rate", "4"], "or --policies"),
-        (["compare", "--policies", "edf"], "with a --trace or --workload"),
-        (["compare", "a.json", "--policies", "edf"], "not both"),
-        (["compare", "a.json", "--json"], "reports are JSON already"),
-        (["compare", "absent.json"], "absent.json"),
-        ([*COMPARE, "--rate", "4", "--policies", ""], "one of the names is empty"),
-        ([*COMPARE, "--rate", "4", "--policies", "edf,,fcfs"], "one of the names is empty"),
-        ([*COMPARE, "--rate", "4", "--policies", "edf,fcfs,edf"], "`edf` is there twice"),
-        ([*COMPARE, "--rate", "4", "--policies", "edf,lifo"], "no policy is called"),
-        ([*COMPARE, "--rate", "4", "--policies", "edf:chunk_tokens"], "expected each KEY=VALUE"),
-        ([*COMPARE, "--rate", "4", "--policies", "edf:chunks=1"], "no setting"),
-        ([*COMPARE, "--rate", "4", "--jobs", "0"], "--jobs must be 1 or more"),
-        ([*COMPARE, "--rate", "4", "--profile", "b900"], "no profile named"),
-        ([*COMPARE, "--rate", "4", "--replicas", "0"], "--replicas must be 1 or more"),
-        ([*COMPARE, "--rate", "4", "--plots", "/dev/null/plots"], "cannot make the folder"),
-        ([*COMPARE, "--rates", "4,x"], "expected different rates"),
-        ([*COMPARE, "--rates", "4,4"], "expected different rates"),
-        ([*COMPARE, "--rates", "4", "--rate", "4"], "either --rate or --rates"),
-        (COMPARE, "--rate is needed"),
-    ],
-)
-def test_a_mistake_is_one_clear_line_and_exit_code_2(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
 
 
 def test_what_goes_wrong_in_another_process_is_raised_here() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,55 +13,55 @@ from loadgen.cli.main import main
 from loadgen.trials.profile_fit import COLUMNS, DRAFTS, FITTED, SECONDS
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
+from tests.loadgen.cli.command import of_line, printed, refused
 
 OF_A_SHAPE = (*BatchShape._fields, SECONDS)
-WHO = ["--name", "my-gpu", "--gpu", "G", "--model", "M", "--kv-capacity-tokens", "90000"]
+WHO = of_line("--name my-gpu --gpu G --model M --kv-capacity-tokens 90000")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["profile", *words]) == 0
+def fitted(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["profile", "fit", *words, *WHO]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def measured(path: Path, profile_name: str = "a100-llama3-8b", n: int = 300) -> Path:
-    """Timings of batches of all three regimes by a shipped profile, with up to 2 % of scatter."""
-    profile, rng = store.load(profile_name), random.Random(7)
+def written(path: Path, timings: Iterable[tuple[BatchShape, float]]) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["note", *OF_A_SHAPE])
-        for i in range(n):
-            decodes = 0 if i % 3 == 0 else rng.choice((1, 4, 16, 64, 128))
-            shape = BatchShape(decodes=decodes, decode_context=decodes * rng.randint(1, 3000))
-            for _ in range(0 if i % 3 == 1 else rng.randint(1, 2)):
-                shape = shape.with_chunk(
-                    rng.choice((16, 64, 256, 512, 1024, 2048)), rng.choice((0, 0, 1000, 4000))
-                )
-            writer.writerow(["x", *shape, profile.batch_s(shape) * rng.uniform(0.98, 1.02)])
+        writer.writerows(["x", *shape, seconds] for shape, seconds in timings)
     return path
+
+
+def measured(path: Path) -> Path:
+    """Timings of batches of all three regimes by a shipped profile, with up to 2 % of scatter."""
+    profile, rng = store.load("a100-llama3-8b"), random.Random(7)
+    timings = []
+    for i in range(300):
+        decodes = 0 if i % 3 == 0 else rng.choice((1, 4, 16, 64, 128))
+        shape = BatchShape(decodes=decodes, decode_context=decodes * rng.randint(1, 3000))
+        for _ in range(0 if i % 3 == 1 else rng.randint(1, 2)):
+            shape = shape.with_chunk(
+                rng.choice((16, 64, 256, 512, 1024, 2048)), rng.choice((0, 0, 1000, 4000))
+            )
+        timings.append((shape, profile.batch_s(shape) * rng.uniform(0.98, 1.02)))
+    return written(path, timings)
 
 
 def test_every_shipped_profile_is_listed_with_what_it_states(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listed = printed(capsys, "list", "--json")
+    listed = printed(capsys, "profile", "list")
     assert [one["name"] for one in listed] == store.names()
     for one in listed:
-        assert {
-            "form",
-            "error",
-            "kv_capacity_tokens",
-            "overhead_s",
-            "gpu",
-            "model",
-            "tensor_parallel",
-        } <= set(one)
+        facts = "form error kv_capacity_tokens overhead_s gpu model tensor_parallel"
+        assert set(facts.split()) <= set(one)
     assert main(["profile", "list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in store.names()) and "not stated" in out
 
 
 def test_a_profile_is_shown_with_what_it_predicts(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(capsys, "show", "a100-llama3-8b", "--json")
+    shown = printed(capsys, "profile", "show", "a100-llama3-8b")
     profile = store.load("a100-llama3-8b")
     for one in shown["typical"]:
         assert one["batch_s"] == profile.batch_s(
@@ -80,23 +81,8 @@ def test_a_fit_to_a_shipped_profile_comes_within_a_few_percent_and_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = measured(tmp_path / "t.csv"), tmp_path / "my-gpu.json"
-    assert (
-        main(
-            [
-                "profile",
-                "fit",
-                str(path),
-                *WHO,
-                "--out",
-                str(out),
-                "--overhead",
-                "0.002",
-                "--tensor-parallel",
-                "2",
-            ]
-        )
-        == 0
-    )
+    more = f"--out {out} --overhead 0.002 --tensor-parallel 2".split()
+    assert main(["profile", "fit", str(path), *WHO, *more]) == 0
     assert "mean error" in capsys.readouterr().out
     file = store.read(str(out))
     assert file.error.mape is not None and file.error.mape < 0.04
@@ -107,49 +93,42 @@ def test_a_fit_to_a_shipped_profile_comes_within_a_few_percent_and_can_be_used(
         store.load("a100-llama3-8b"),
     )
     assert file.profile().batch_s(shape) == pytest.approx(true.batch_s(shape) + 0.002, rel=0.05)
-    load = ["--workload", "azure-code", "--rate", "2", "--duration", "3", "--policy", "fcfs"]
-    assert main(["simulate", *load, "--profile", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["finished"] > 0
+    load = of_line("--workload azure-code --rate 2 --duration 3 --policy fcfs")
+    assert printed(capsys, "simulate", *load, "--profile", str(out))["finished"] > 0
 
 
 @pytest.mark.parametrize("form", FITTED)
 def test_every_form_is_fitted_and_says_how_wrong_it_is(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fitted = printed(capsys, "fit", str(measured(tmp_path / "t.csv")), *WHO, "--form", form)
-    assert fitted["coefficients"]["form"] == form
-    assert 0 < fitted["error"]["mape"] < 0.25
+    found = fitted(capsys, str(measured(tmp_path / "t.csv")), "--form", form)
+    assert found["coefficients"]["form"] == form
+    assert 0 < found["error"]["mape"] < 0.25
 
 
 def test_two_lines_are_found_where_there_are_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (tmp_path / "t.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(OF_A_SHAPE)
-        for tokens in range(10, 1010, 10):
-            shape = BatchShape().with_chunk(tokens, 0)
-            writer.writerow([*shape, max(0.02, 0.005 + 6e-5 * tokens)])
-    fitted = printed(capsys, "fit", str(tmp_path / "t.csv"), *WHO, "--form", "slos_serve_roofline")[
-        "coefficients"
+    timings = [
+        (BatchShape().with_chunk(tokens, 0), max(0.02, 0.005 + 6e-5 * tokens))
+        for tokens in range(10, 1010, 10)
     ]
-    assert fitted["b_a"] + 250 * fitted["k1a"] == pytest.approx(0.02, rel=0.05)
-    assert fitted["b_b"] + 1000 * fitted["k1b"] == pytest.approx(0.065, rel=0.02)
+    path = str(written(tmp_path / "t.csv", timings))
+    found = fitted(capsys, path, "--form", "slos_serve_roofline")["coefficients"]
+    assert found["b_a"] + 250 * found["k1a"] == pytest.approx(0.02, rel=0.05)
+    assert found["b_b"] + 1000 * found["k1b"] == pytest.approx(0.065, rel=0.02)
 
 
 def test_drafts_that_decodes_verify_have_a_price(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, rng = tmp_path / "timings.csv", random.Random(3)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(OF_A_SHAPE)
-        for _ in range(200):
-            decodes, drafts = rng.randint(1, 40), rng.randint(0, 40)
-            seconds = 0.01 + 1e-4 * (decodes + drafts) + 3e-4 * drafts
-            writer.writerow([*BatchShape(drafts, decodes=decodes, drafts=drafts), seconds])
-    fitted = printed(capsys, "fit", str(path), *WHO)["coefficients"]
-    assert fitted["attention"]["v"] == pytest.approx(3e-4, rel=0.05)
+    rng, timings = random.Random(3), []
+    for _ in range(200):
+        decodes, drafts = rng.randint(1, 40), rng.randint(0, 40)
+        seconds = 0.01 + 1e-4 * (decodes + drafts) + 3e-4 * drafts
+        timings.append((BatchShape(drafts, decodes=decodes, drafts=drafts), seconds))
+    found = fitted(capsys, str(written(tmp_path / "t.csv", timings)))["coefficients"]
+    assert found["attention"]["v"] == pytest.approx(3e-4, rel=0.05)
 
 
 HEADER = ",".join(COLUMNS) + "\n"
@@ -195,14 +174,4 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     path = tmp_path / "t.csv"
     if text is not None:
         path.write_text(text)
-    assert main(["profile", "fit", str(path), *WHO, *words]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
-
-
-def test_a_profile_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "show", "b900"]) == 2
-    assert "no profile named 'b900'" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["profile"])
-    assert ended.value.code == 2
+    assert says in refused(capsys, "profile", "fit", str(path), *WHO, *words)

@@ -6,7 +6,6 @@ A mistake in its arguments is one line.
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,45 +19,10 @@ from loadgen.trials.figures import figures_of, long_prompts, token_gaps_s
 from loadgen.trials.trial import Trial
 from shared.rules.tiers import DEMO_3
 from shared.vocabulary import Definition
+from tests.loadgen.cli.command import of_line, printed, refused, without_wall
 
-COMMON = [
-    "simulate",
-    "--workload",
-    "mix",
-    "--rate",
-    "4",
-    "--duration",
-    "8",
-    "--tiers",
-    "demo-3",
-    "--seed",
-    "5",
-    "--policy",
-    "fcfs",
-]
-WALL = ("wall_s", "requests_per_wall_s")
-
-
-def printed(
-    capsys: pytest.CaptureFixture[str], *more: str, common: list[str] = COMMON
-) -> dict[str, Any]:
-    assert main([*common, "--json", *more]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def exit_code(words: list[str]) -> object:
-    try:
-        return main(words)
-    except SystemExit as ended:
-        return ended.code
-
-
-def test_the_table_says_which_percentiles_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(COMMON) == 0
-    out = capsys.readouterr().out
-    for name in ("TTFT", "TBT", "TTLT"):
-        assert f"{name} p50 / p99" in out
+LOAD = "--workload mix --rate 4 --duration 8 --tiers demo-3 --seed 5 --policy fcfs"
+COMMON = ["simulate", *LOAD.split()]
 
 
 def test_the_progress_is_told_many_times_in_a_second_of_work(
@@ -76,7 +40,7 @@ def test_the_progress_is_told_many_times_in_a_second_of_work(
 
 
 def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    drafts = ["--policy", "adaserve", "--draft", "0.05", "--acceptance", "0.95"]
+    drafts = of_line("--policy adaserve --draft 0.05 --acceptance 0.95")
     for more, noted in (([], False), (drafts, True)):
         assert main([*COMMON, "--duration", "3", *more]) == 0
         out = capsys.readouterr().out
@@ -87,7 +51,9 @@ def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[s
 def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one, two = (printed(capsys, "--set", "chunk_tokens=512", "--latency", "live") for _ in range(2))
+    one, two = (
+        printed(capsys, *COMMON, "--set", "chunk_tokens=512", "--latency", "live") for _ in range(2)
+    )
     promised = (
         "policy profile replicas rate_rps seed definition offered finished violated "
         "violated_fraction by_tier by_importance by_length relegated preempted offloaded "
@@ -98,32 +64,15 @@ def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
     assert {"offered", "violated_fraction", "ttft_s", "tbt_s", "ttlt_s"} <= set(tier)
     assert set(tier["ttft_s"]) == {"p50", "p95", "p99"}
     assert set(one["by_length"]) == {"short", "long"}
-    assert {k: v for k, v in one.items() if k not in WALL} == {
-        k: v for k, v in two.items() if k not in WALL
-    }
+    assert without_wall(one) == without_wall(two)
     assert one["offered"] == one["finished"]
-    assert (one["rate_rps"], one["definition"], one["settings"]) == (
-        4.0,
-        "deadline",
-        {"chunk_tokens": "512"},
-    )
+    shown = [one[key] for key in ("rate_rps", "definition", "settings")]
+    assert shown == [4.0, "deadline", {"chunk_tokens": "512"}]
 
 
 def test_another_definition_judges_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
-    late = [
-        "simulate",
-        "--workload",
-        "sharegpt",
-        "--rate",
-        "5",
-        "--duration",
-        "8",
-        "--seed",
-        "5",
-        "--policy",
-        "fcfs",
-    ]
-    found = [printed(capsys, "--definition", name, common=late) for name in Definition]
+    late = of_line("simulate --workload sharegpt --rate 5 --duration 8 --seed 5 --policy fcfs")
+    found = [printed(capsys, *late, "--definition", name) for name in Definition]
     assert [one["definition"] for one in found] == list(Definition)
     assert len({one["iterations"] for one in found}) == 1
     deadline, *_, ttlt = (one["violated"] for one in found)
@@ -138,7 +87,7 @@ def test_another_definition_judges_the_same_run(capsys: pytest.CaptureFixture[st
 def test_a_run_that_does_not_wait_counts_what_has_not_ended_as_violated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = printed(capsys, "--wait", "0")
+    found = printed(capsys, *COMMON, "--wait", "0")
     assert found["finished"] < found["offered"]
     unfinished = sum(group["violations"]["unfinished"] for group in found["by_tier"].values())
     assert unfinished == found["offered"] - found["finished"]
@@ -194,6 +143,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for words in (
         "interactive",
+        "TTFT p50 / p99",
         "TTFT 2.0 s",
         "iterations",
         "importance 10",
@@ -213,7 +163,8 @@ def test_bounds_in_multiples_of_zero_load_time_are_judged_by_what_they_come_to(
             json.dumps({"name": name, "default": "one", "tiers": {"one": tier}})
         )
     tight, loose = (
-        printed(capsys, "--tiers", str(tmp_path / f"{name}.json")) for name in ("tight", "loose")
+        printed(capsys, *COMMON, "--tiers", str(tmp_path / f"{name}.json"))
+        for name in ("tight", "loose")
     )
     assert tight["violated"] > 0 == loose["violated"]
 
@@ -225,75 +176,7 @@ def test_a_trace_of_lengths_needs_a_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lengths.csv").write_text(LENGTHS_ONLY)
-    trace = [
-        "simulate",
-        "--trace",
-        str(tmp_path / "lengths.csv"),
-        "--duration",
-        "5",
-        "--policy",
-        "fcfs",
-    ]
-    assert printed(capsys, "--rate", "3", common=trace)["finished"] > 0
-    assert main(trace) == 2
-    assert "--rate is needed" in capsys.readouterr().err
-    assert main([*trace, "--arrivals", "trace"]) == 2
-    assert "has no arrival times" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--policy", "lifo"], "no policy is called"),
-        (["--profile", "b900"], "no profile named"),
-        (["--set", "chunk"], "expected KEY=VALUE"),
-        (["--set", "chunks=4"], "no setting"),
-        (["--set", "chunk_tokens=4", "--set", "chunk_tokens=5"], "given twice"),
-        (["--replicas", "0"], "--replicas must be 1 or more"),
-        (["--replicas", "-2"], "--replicas must be 1 or more"),
-        (["--rate", "-1"], "--rate must be above 0"),
-        (["--rate", "nan"], "--rate must be above 0"),
-        (["--duration", "0"], "--duration must be above 0"),
-        (
-            ["--rate", "1e12"],
-            "8e+12 requests would arrive, and a plan has at most 5,000,000: lower",
-        ),
-        (["--rate", "9000", "--bursts", "1:999,1:1"], "lower --rate or --duration"),
-        (["--context", "0"], "--context must be 1 or more"),
-        (["--check", "-1"], "--check"),
-        (["--wait", "-1"], "--wait must be 0 or more"),
-        (["--arrivals", "trace"], "needs --trace"),
-        (["--arrivals", "gamma:x"], "gamma:CV"),
-        (["--bursts", "5"], "bursts"),
-        (["--tiers", "nobody"], "neither a built-in set"),
-        (["--tiers", "nowhere.toml"], "cannot read nowhere.toml"),
-        (["--definition", "p99"], "--definition"),
-        (["--latency", "some"], "--latency"),
-        (["--trace", "nowhere.csv"], "not allowed with"),
-    ],
-)
-def test_a_mistake_is_one_clear_line_and_exit_code_2(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code([*COMMON, *words]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "no column prompt_tokens"),
-        ("arrival_s,prompt_tokens,output_tokens\n", "holds no requests"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,ten,5\n", "line 2, column prompt_tokens"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,9000,5\n", "no request fits"),
-    ],
-)
-def test_a_bad_trace_is_one_clear_line_that_says_where(
-    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.csv").write_text(text)
-    for path in (tmp_path / "bad.csv", tmp_path / "absent.csv"):
-        assert main(["simulate", "--trace", str(path), "--rate", "1"]) == 2
-        err = capsys.readouterr().err
-        assert (says if path.exists() else "cannot be read") in err and err.count("\n") == 1
+    trace = ["simulate", "--trace", str(tmp_path / "lengths.csv"), *COMMON[5:]]
+    assert printed(capsys, *trace, "--rate", "3")["finished"] > 0
+    assert "--rate is needed" in refused(capsys, *trace)
+    assert "has no arrival times" in refused(capsys, *trace, "--arrivals", "trace")

@@ -23,27 +23,16 @@ from shared.models import shipped as models
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.speculation import draft_s
-from shared.schemas import Announce, BatchPlan, Held, PlanAck, Selection
+from shared.schemas import BatchPlan, Held, PlanAck, Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId, RequestKey
+from tests.loadgen.load.test_heartbeats import heartbeat
 from tests.shared.policy.views import Linear
 
 REPLICA = ReplicaId("r1")
 LOAD = RisingLoad((2.0, 6.0, 12.0), 30.0, (0.1, 0.2, 0.4), seed=3)
-FACTS = Announce(
-    replica=REPLICA,
-    incarnation="one",
-    at_unix_s=0.0,
-    model="pair",
-    engine="torch",
-    profile="cpu-tiny",
-    pool="",
-    kv_blocks=2048,
-    block_tokens=16,
-    context_tokens=2048,
-    max_slots=256,
-    epoch=1,
-    draft=(0.3, 0.1),
+FACTS = replace(
+    heartbeat(REPLICA, 2048, "cpu-tiny"), kv_blocks=2048, max_slots=256, draft=(0.3, 0.1)
 )
 
 
@@ -128,7 +117,6 @@ def test_iterations_are_rebuilt_from_plans_and_acks() -> None:
     prefill, mixed, verifying = followed.iterations
     # 16 of the 20 positions were found in the prefix cache
     assert prefill.shape == BatchShape(4 + 8, 2, 16.0 + 64.0, 64.0, 16)
-    assert not prefill.of_decodes
     assert mixed.shape == BatchShape(4 + 3, 1, 16.0 + 9.0, 32.0 + 60.0, 8, 1, 20, drafts=3)
     assert (mixed.verifications, mixed.drafted, mixed.accepted, mixed.tokens) == (1, 3, 2, 4)
     assert mixed.draft_s == 0.004
@@ -137,7 +125,6 @@ def test_iterations_are_rebuilt_from_plans_and_acks() -> None:
     assert mixed.trees is not None
     # the draft model has nothing of the context of slot 0 yet, and 23 positions afterwards
     assert mixed.trees.missing.tolist() == [21]
-    assert verifying.of_decodes
     assert verifying.trees is not None
     assert verifying.trees.context.tolist() == [24, 13]
     assert verifying.trees.missing.tolist() == [1, 13]
@@ -234,7 +221,6 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
     assert acceptance_of(trees) == pytest.approx(0.8)
     found = measured(iterations, FACTS, 0.6)
     assert found.acceptance == 0.6
-    assert found.times == pytest.approx(1.0, rel=0.02)
     assert sum(map(len, found.scatter.values())) == len(iterations)
     for times in found.scatter.values():
         assert times == pytest.approx([1.0] * len(times), rel=0.05)

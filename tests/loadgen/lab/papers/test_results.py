@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from loadgen.lab.papers import execution
 from loadgen.lab.papers.__main__ import RUNS, TABLES, main
 from loadgen.lab.papers.execution import Task, run
-from loadgen.lab.papers.run import BOUND, DISTSERVE, VERSIONS, Run, RunResult, execute
+from loadgen.lab.papers.run import BOUND, VERSIONS, Run, RunResult, execute
 from loadgen.lab.papers.search import Capacity, Search, advance, next_run
-from loadgen.lab.papers.slos_serve import split
 from loadgen.lab.papers.store import KeptRun, Store, write
 from loadgen.lab.papers.table import MISSING, Row, Table, present, render, reproduced
 from loadgen.lab.papers.values import (
@@ -28,7 +26,6 @@ from loadgen.lab.papers.values import (
     together,
     violated,
 )
-from loadgen.simulator.disaggregated import Split
 from shared.policy import registry
 from shared.rules.tiers import load_tiers
 
@@ -104,16 +101,6 @@ def test_a_run_is_stopped_by_its_own_definition(definition: str) -> None:
     same = execute(replace(run, most_violated=whole.violated_fraction)).figures
     assert same is not None and same.by_tier == whole.by_tier
     assert execute(replace(run, most_violated=whole.violated_fraction / 2)).figures is None
-
-
-def test_a_run_of_prefill_and_decode_replicas_has_figures() -> None:
-    run = replace(split("chatbot", (1, 2)), duration_s=15.0)
-    figures = execute(run).figures
-    assert figures is not None
-    assert figures.finished == figures.offered > 50
-    assert figures.replicas == 3
-    more = execute(replace(run, rate_rps=10 * run.rate_rps)).figures
-    assert more is not None and more.violated_fraction > figures.violated_fraction
 
 
 def test_a_run_has_a_name_of_its_own_however_its_numbers_are_written() -> None:
@@ -312,9 +299,7 @@ def test_what_a_table_asks_for_can_be_run(name: str) -> None:
     for job in asked:
         run = next_run(job, lambda _: None)
         assert run is not None
-        if run.policy == DISTSERVE:
-            msgspec.convert(run.settings, Split, strict=False)
-        elif run.policy != BOUND:
+        if run.policy != BOUND:
             registry.make(run.policy, run.settings)
         assert run.only in ("", *run.tiers.tiers)
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import plan_requests
+from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator import simulation
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import RunOptions, simulate
-from loadgen.simulator.traffic import Planned, Traffic, stored_as
+from loadgen.simulator.traffic import Traffic, stored_as
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import DEFINITIONS, Choice, Observation, Phase, View
@@ -235,7 +235,9 @@ WAITING = TierSet(
 )
 
 
-def stored_with_its_wait(planned: Planned, tiers: TierSet, *others: Any) -> tuple[Record, Body]:
+def stored_with_its_wait(
+    planned: PlannedRequest, tiers: TierSet, *others: Any
+) -> tuple[Record, Body]:
     """As admission stores a request that may wait for so long as its tier says."""
     record, body = stored_as(planned, tiers, *others)
     wait_s = tiers.named(planned.tier).wait_s

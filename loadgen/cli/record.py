@@ -14,7 +14,7 @@ from typing import TextIO
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.cli.options.option import add_option
+from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
 from loadgen.load.trace import NORMALISED
 from shared import subjects
@@ -35,25 +35,15 @@ QUIET_S = 2.0  # without any, they have all ended: one on its way is held within
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the trace, as .csv or .csv.gz; a file that is there is replaced",
-    )
-    add_option(
+    add_options(
         parser,
-        "--duration S",
-        "record the requests that come within S seconds (default: until Ctrl-C)",
-        type=float,
-    )
-    add_option(
-        parser,
-        "--wait S",
-        "with --duration: wait at most S seconds more for the answers that still run "
-        f"(default: {WAIT_S:g})",
-        WAIT_S,
+        f"""
+        --out FILE (required): the trace, as .csv or .csv.gz; a file that is there is replaced
+        --duration S (float): record the requests that come within S seconds
+            (default: until Ctrl-C)
+        --wait S = {WAIT_S}: with --duration: wait at most S seconds more for the answers that still
+            run
+        """,
     )
     add_access_arguments(parser, "the operator")
 

@@ -3,37 +3,26 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from loadgen.cli.recording import Recording
+from loadgen.cli.record import Recording
 from loadgen.load.trace import read_trace
 from shared.errors import ConfigError
-from shared.schemas import Ended, Verdict
-from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+from shared.schemas import Ended
+from shared.vocabulary import RequestKey
+from tests.shared.client.test_client import verdict
 
 BEGAN_UNIX_S = 1000.0
 
 
 def ended(arrived_s: float, output_tokens: int = 5, *, known: bool = True) -> Ended:
     """`known`: not refused at the door."""
-    verdict = Verdict(
-        finish_reason=FinishReason.STOP,
-        slo_met=True,
-        relegated=False,
-        service_class=ServiceClass.STANDARD,
-        prompt_tokens=20,
-        output_tokens=output_tokens,
-        attempts=1,
-        ttft_s=0.1,
-        worst_tbt_s=None,
-        mean_tpot_s=None,
-        ttlt_s=0.2,
-        ended_unix_s=BEGAN_UNIX_S + arrived_s + 0.2,
-    )
+    answered = replace(verdict(output_tokens), prompt_tokens=20)
     return Ended(
         tier="chat",
         key=RequestKey("shop.1") if known else None,
         arrived_unix_s=BEGAN_UNIX_S + arrived_s,
-        verdict=verdict if known else None,
+        verdict=answered if known else None,
     )
 
 
