@@ -27,7 +27,7 @@ def measure(quick: bool, say: Say) -> list[Figure]:
     if find_spec("torch") is None or find_spec("transformers") is None:
         say("  skipped: torch and transformers are not installed")
         return []
-    command = [sys.executable, "-m", "services.worker.bench.engine", "--json"]
+    command = [sys.executable, "-m", "services.worker.bench.engine"]
     command += ["--quick"] if quick else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with subprocess.Popen(

@@ -27,11 +27,12 @@ from shared.core.replica.events import (
     NeedResync,
     Offered,
     ReplicaEvent,
+    ReplicaSettings,
     SendHold,
     SendPlan,
     Synced,
 )
-from shared.core.replica.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile

@@ -20,7 +20,7 @@ from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
 from services.gateway.http.connection import Connections, connection_class
-from services.gateway.telemetry.gen_ai import GenAi, Off
+from services.gateway.telemetry.gen_ai import GenAi
 from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
@@ -137,7 +137,7 @@ async def serve(
         times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
         timing = tasks.create_task(time.keep(), name="gateway.time")
         console = Console(cfg, rules, bus, clock, tasks, console_keys)
-        meter = gen_ai or Off()
+        meter = gen_ai or GenAi()
         stored = Stored(bus.batches, bus.files)
         gateway = Gateway(
             cfg,

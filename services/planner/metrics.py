@@ -1,10 +1,12 @@
 """The metrics of a planner: numbers of each replica it plans for."""
 
+from collections.abc import Sequence
+
 from shared.core.replica.replica import ReplicaCore
 from shared.perf.online import Regime
 from shared.schemas import PlanAck
 from shared.telemetry import conventions as names
-from shared.telemetry.instruments import Registry
+from shared.telemetry.instruments import Counter, Family, Gauge, Histogram, Registry
 from shared.vocabulary import ReplicaId
 
 FLIGHTS_LIMIT = 64  # plans whose ack is awaited; a replica planner has a few in flight
@@ -15,63 +17,50 @@ class PlannerMetrics:
     """The metrics of one process; each replica planner has a `Watch` on them."""
 
     def __init__(self, registry: Registry) -> None:
-        labels, caps = ("replica",), {"replica": REPLICA_LIMIT}
-        self._residual = registry.gauge(
-            names.RESIDUAL,
-            "|measured - predicted| / measured, corrected and smoothed.",
-            labels,
-            caps,
+        labels, caps, step = ("replica",), {"replica": REPLICA_LIMIT}, names.STEP_BUCKETS_S
+
+        def gauge(name: str, text: str, *more: str) -> Family[Gauge]:
+            return registry.gauge(name, text, (*labels, *more), caps)
+
+        def counter(name: str, text: str) -> Family[Counter]:
+            return registry.counter(name, text, labels, caps)
+
+        def histogram(name: str, text: str, bounds: Sequence[float] = step) -> Family[Histogram]:
+            return registry.histogram(name, text, bounds, labels, caps)
+
+        self._residual = gauge(
+            names.RESIDUAL, "|measured - predicted| / measured, corrected and smoothed."
         )
-        text = (
+        self._bias = gauge(
+            names.BIAS,
             "(measured - predicted) / measured of late iterations together: "
-            "the part of the residual that is not scatter."
+            "the part of the residual that is not scatter.",
         )
-        self._bias = registry.gauge(names.BIAS, text, labels, caps)
         text = (
             "Iteration times over those of the replica's profile, as the correction now has them."
         )
-        self._gamma = registry.gauge(names.GAMMA, text, (*labels, "regime"), caps)
-        self._plans = registry.counter(names.PLANS, "Plans sent.", labels, caps)
-        self._acks = registry.counter(names.ACKS, "Acks of iterations digested.", labels, caps)
-        self._resyncs = registry.counter(names.RESYNCS, "Resyncs begun.", labels, caps)
-        self._steps = registry.histogram(
-            names.PLAN_STEP,
-            "Time of one step of a replica's core.",
-            names.STEP_BUCKETS_S,
-            labels,
-            caps,
-        )
-
-        self._slack = registry.histogram(
+        self._gamma = gauge(names.GAMMA, text, "regime")
+        self._plans = counter(names.PLANS, "Plans sent.")
+        self._acks = counter(names.ACKS, "Acks of iterations digested.")
+        self._resyncs = counter(names.RESYNCS, "Resyncs begun.")
+        self._steps = histogram(names.PLAN_STEP, "Time of one step of a replica's core.")
+        self._slack = histogram(
             names.SLACK,
             "Deadline of the next token that no plan has, minus now: of each standard request, "
             "ten times a second.",
             names.SLACK_BUCKETS_S,
-            labels,
-            caps,
         )
-        self._ahead = registry.histogram(
-            names.PLAN_AHEAD,
-            "From sending a plan to the begin of its iteration.",
-            names.STEP_BUCKETS_S,
-            labels,
-            caps,
+        self._ahead = histogram(
+            names.PLAN_AHEAD, "From sending a plan to the begin of its iteration."
         )
-        self._latency = registry.histogram(
-            names.ACK_LATENCY,
-            "From the end of an iteration to its ack here: stored, and sent.",
-            names.STEP_BUCKETS_S,
-            labels,
-            caps,
+        self._latency = histogram(
+            names.ACK_LATENCY, "From the end of an iteration to its ack here: stored, and sent."
         )
-        self._lead = registry.gauge(
-            names.LEAD,
-            "A plan leaves so long before the predicted end of the iteration that runs.",
-            labels,
-            caps,
+        self._lead = gauge(
+            names.LEAD, "A plan leaves so long before the predicted end of the iteration that runs."
         )
-        self._best_effort = registry.gauge(
-            names.BEST_EFFORT_HELD, "Best-effort requests that the replica holds.", labels, caps
+        self._best_effort = gauge(
+            names.BEST_EFFORT_HELD, "Best-effort requests that the replica holds."
         )
 
     def watch(self, replica: ReplicaId, core: ReplicaCore) -> "Watch":
@@ -128,15 +117,15 @@ class Watch:
     def show(self, now_unix_s: float) -> None:
         """Bring every number up to date."""
         core = self._core
-        for slack_s in core.slacks_s(now_unix_s):
+        figures = core.figures(now_unix_s)
+        for slack_s in figures.slacks_s:
             self._slack.observe(slack_s)
-        self._lead.set(core.lead_s)
-        self._best_effort.set(core.best_effort)
-        self._residual.set(core.residual)
-        self._bias.set(core.bias)
-        gammas = core.gammas
+        self._lead.set(figures.lead_s)
+        self._best_effort.set(figures.best_effort)
+        self._residual.set(figures.residual)
+        self._bias.set(figures.bias)
         for regime, gauge in self._gammas:
-            gauge.set(gammas[regime])
+            gauge.set(figures.gammas[regime])
         now = (core.counters.plans, core.counters.acks, core.counters.resyncs)
         for counter, count, before in zip(self._counters, now, self._shown, strict=True):
             counter.add(count - before)

@@ -25,12 +25,13 @@ from shared.core.replica.events import (
     Refused,
     ReplicaAction,
     ReplicaEvent,
+    ReplicaSettings,
     SendHold,
     SendPlan,
     Synced,
     WorkerGone,
 )
-from shared.core.replica.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica.replica import ReplicaCore
 from shared.errors import BusError, NoResponders, PeerError
 from shared.policy import registry
 from shared.process.chores import Chores

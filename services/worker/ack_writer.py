@@ -58,14 +58,16 @@ class AckWriter:
         self.waits = False  # the store does not take what is to be appended now
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
-    async def register(self) -> None:
-        """Take the log over, however long that takes: this fences the writer before."""
+    async def register(self) -> bool:
+        """Take the log over, however long that takes: this fences the writer before. Returns
+        True.
+        """
         while True:
             last = await self._last()
             self._last_seq = 0 if last is None else last[0]
             try:
                 await self._append(Registered(incarnation=self._incarnation))
-                return
+                return True
             except FencedError:
                 continue  # another entry came between; look again
 

@@ -22,9 +22,9 @@ import msgspec
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.make import make
+from services.worker.engines.profiling import fit_engine
 from services.worker.grammar_trial import GrammarTrial, What
 from services.worker.line import Line, framed, read
-from services.worker.profiling import fit_engine
 from services.worker.step_runner import StepRunner
 from shared import features
 from shared.core.worker.step import Ran, Step
@@ -32,6 +32,7 @@ from shared.errors import ConfigError, EngineError
 from shared.models import shipped as models
 from shared.perf.profile_file import ProfileFile
 from shared.process import logs
+from shared.process.chores import before
 from shared.structured import Structured
 
 # an engine whose worker is gone, or that was asked to stop, is killed after that
@@ -188,26 +189,19 @@ def _trial(cfg: WorkerConfig, facts: EngineFacts) -> GrammarTrial | None:
 async def _started(
     line: Line, process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event
 ) -> Ready | None:
-    starting, stopped = (
-        asyncio.ensure_future(line.ask(_encode(cfg))),
-        asyncio.ensure_future(stop.wait()),
-    )
     try:
-        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            process.kill()
-            return None
-        answer: Ready | Unfit = _decode_start(await starting)
+        answer = await before(stop, line.ask(_encode(cfg)))
     except EOFError:
         raise EngineError(
             f"the engine's process ended before it was ready ({await _end(process)})"
         ) from None
-    finally:
-        starting.cancel()
-        stopped.cancel()
-    if isinstance(answer, Unfit):
-        raise ConfigError(answer.message)
-    return answer
+    if answer is None:
+        process.kill()
+        return None
+    ready: Ready | Unfit = _decode_start(answer)
+    if isinstance(ready, Unfit):
+        raise ConfigError(ready.message)
+    return ready
 
 
 async def _end(process: asyncio.subprocess.Process) -> str:

@@ -1,7 +1,5 @@
-"""Runners run steps: on one engine thread beside the event loop, or, in virtual time, at once,
-with a sleep as long as the step took.
-
-Real engines have a process of their own instead (`engine_process.py`).
+"""Runners run steps: on one engine thread beside the event loop, or in a process of the engine's
+own (`engine_process.py`).
 """
 
 import asyncio
@@ -63,29 +61,3 @@ class ThreadRunner:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-class VirtualRunner:
-    """The runner of an event loop in virtual time: the engine answers at once with the seconds that
-    the step takes, and that time passes.
-    """
-
-    fitted: ProfileFile | None = None
-
-    def __init__(self, steps: StepRunner) -> None:
-        self._steps = steps
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._steps.engine.facts
-
-    async def run(self, step: Step) -> Ran:
-        ran = self._steps.run(step)
-        await asyncio.sleep(ran.exec_s)
-        return ran
-
-    async def reset(self) -> None:
-        self._steps.reset()
-
-    async def refusal(self, wanted: Structured) -> str:
-        return ""

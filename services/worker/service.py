@@ -15,6 +15,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core.worker import WorkerCore
 from services.worker.metrics import WorkerMetrics
 from services.worker.over_reports import OverReports
+from services.worker.resyncs import Resyncs
 from services.worker.runner import Runner
 from services.worker.traces import Traces
 from shared import subjects
@@ -32,7 +33,7 @@ from shared.errors import (
     StoreDamaged,
 )
 from shared.process.audit import Audit
-from shared.process.chores import Chores
+from shared.process.chores import Chores, before
 from shared.process.logs import traced
 from shared.schemas import (
     Announce,
@@ -46,11 +47,8 @@ from shared.schemas import (
     OfferAccepted,
     Refused,
     Resync,
-    ResyncEntry,
-    ResyncPage,
     Withdraw,
 )
-from shared.store.leases import lease_epoch
 from shared.store.presence import be_present
 from shared.store.records import Records, Stored, in_record
 from shared.telemetry.instruments import Registry
@@ -59,7 +57,6 @@ from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
-PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
 # a first offer leaves beside its record, and may come here before it is stored
 RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
 # a body is stored before its record; a server that has the record and not the body yet is behind by
@@ -113,8 +110,9 @@ class WorkerService:
         self._wake = asyncio.Event()
         self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
-        self._resyncs: list[tuple[Resync, Call]] = []
-        self._pages: tuple[int, int, int, int, list[ResyncEntry]] | None = None
+        self._resyncs = Resyncs(
+            self.core, bus, self._replica, self._chores, self._announcement, self._forget_plans
+        )
         self._overs = OverReports(self.core, bus, self._chores, retry_s=cfg.over_retry_s)
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
@@ -127,12 +125,12 @@ class WorkerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then give every request back and leave."""
-        if not await self._registered(stop):
+        if not await before(stop, self._writer.register()):
             return
         replica = self._replica
         endpoints = [
             Endpoint("hold", subjects.hold(replica), Hold, self._on_hold),
-            Endpoint("resync", subjects.resync(replica), Resync, self._on_resync),
+            Endpoint("resync", subjects.resync(replica), Resync, self._resyncs.on_resync),
             Endpoint("withdraw", subjects.withdraw(replica), Withdraw, self._on_withdraw),
             Endpoint("holdings", subjects.holdings(replica), Holdings, self._on_holdings),
         ]
@@ -170,22 +168,6 @@ class WorkerService:
         if fences:
             raise FencedError(str(fences[0]))
 
-    async def _registered(self, stop: asyncio.Event) -> bool:
-        """Take the log over. False: `stop` came first."""
-        registering, stopped = (
-            asyncio.ensure_future(self._writer.register()),
-            asyncio.ensure_future(stop.wait()),
-        )
-        try:
-            await asyncio.wait((registering, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if not registering.done():
-                return False
-            await registering
-            return True
-        finally:
-            registering.cancel()
-            stopped.cancel()
-
     async def _drain(self) -> None:
         """Give every request back; leave when all are settled, or after drain_s."""
         self._draining.set()
@@ -205,7 +187,7 @@ class WorkerService:
         while True:
             if (finished := core.between()) is not None:
                 await self._writer.queue.put(Job(finished))
-            self._answer_resyncs()
+            self._resyncs.answer()
             began = clock.unix_s()
             step = core.begin(now_unix_s=began)
             if step is None:
@@ -230,24 +212,14 @@ class WorkerService:
                 late_s = ended - free - idle_s - ran.exec_s
                 self._last_end_unix_s = ended
             finished = core.finish(
-                ran.done,
-                started_unix_s=began,
-                ended_unix_s=ended,
-                exec_s=ran.exec_s,
-                idle_s=idle_s,
-                outside_s=ran.outside_s,
-                drafted_s=ran.drafted_s,
-                late_s=late_s,
-                shared_blocks=ran.shared_blocks,
-                draft_shared_blocks=ran.draft_shared_blocks,
+                ran, started_unix_s=began, ended_unix_s=ended, idle_s=idle_s, late_s=late_s
             )
             if step.work:
                 self._metrics.ran(step, ran, idle_s, began, ended)
             self._traces.ran(step, ran, began, ended, idle_s)
             self._metrics.holds(core.held, len(step.work), core.free_blocks)
             if not core.held:
-                self._plan_came_unix_s.clear()
-                self._traces.forget_plans()
+                self._forget_plans()
             self._acks_since_snapshot += 1
             snapshots = []
             if (
@@ -257,6 +229,11 @@ class WorkerService:
                 self._acks_since_snapshot = self._writer.acks_bytes = 0
                 snapshots = core.snapshots()
             await self._writer.queue.put(Job(finished, snapshots))
+
+    def _forget_plans(self) -> None:
+        """Those that have come and were not begun will not be."""
+        self._plan_came_unix_s.clear()
+        self._traces.forget_plans()
 
     async def _lost_engine(self, error: EngineError) -> None:
         """Says what the engine was computing as it went, also in the log: a request that ends
@@ -373,65 +350,6 @@ class WorkerService:
         if body is None and self._clock.unix_s() - record.arrived_unix_s > BODY_LOST_S:
             return stored, f"{record.body_key} is missing from the store"
         return stored, body
-
-    def _on_resync(self, resync: Resync, call: Call) -> None:
-        if resync.epoch > self.core.epoch + 1:
-            self._chores.spawn(self._resync_if_leased(resync, call), "worker.resync")
-        else:
-            self._resync(resync, call)
-
-    async def _resync_if_leased(self, resync: Resync, call: Call) -> None:
-        """A planner's epoch is that of its lease, or the next after ours. Another is of no planner:
-        to obey it would lock out all that come.
-        """
-        try:
-            newest = await lease_epoch(self._bus.leases, subjects.planner_lease(self._replica))
-        except BusError:
-            return  # the planner asks again
-        if resync.epoch <= newest:
-            self._resync(resync, call)
-            return
-        log.warning("resync.refused", replica=self._replica, epoch=resync.epoch, lease=newest)
-        await call.reply(Refused(code="no_lease", message=f"no lease has epoch {resync.epoch}"))
-
-    def _resync(self, resync: Resync, call: Call) -> None:
-        if resync.page == 0:
-            if not self.core.resync(resync.epoch, resync.sync):
-                refused = Refused(code="stale_epoch", message=f"epoch {self.core.epoch} was seen")
-                self._chores.spawn(call.reply(refused), "worker.resync")
-                return
-            self._plan_came_unix_s.clear()
-            self._traces.forget_plans()
-        self._resyncs.append((resync, call))
-        if not self.core.running:
-            self._answer_resyncs()
-
-    def _answer_resyncs(self) -> None:
-        """Between iterations: the entries of page 0 are kept, so that later pages agree with it."""
-        waiting, self._resyncs = self._resyncs, []
-        for resync, call in waiting:
-            if resync.page == 0:
-                core = self.core
-                shared = core.shared_blocks, core.draft_shared_blocks
-                self._pages = resync.sync, core.ack_seq, *shared, core.entries()
-            if self._pages is None or self._pages[0] != resync.sync:
-                self._chores.spawn(
-                    call.reply(Refused(code="stale_resync", message="begin again at page 0")),
-                    "worker.resync",
-                )
-                continue
-            _, ack_seq, shared_blocks, draft_shared_blocks, entries = self._pages
-            begin = resync.page * PAGE_ENTRIES
-            page = ResyncPage(
-                announce=self._announcement(),
-                next_seq=self.core.next_seq,
-                ack_seq=ack_seq,
-                entries=entries[begin : begin + PAGE_ENTRIES],
-                more=begin + PAGE_ENTRIES < len(entries),
-                shared_blocks=shared_blocks,
-                draft_shared_blocks=draft_shared_blocks,
-            )
-            self._chores.spawn(call.reply(page), "worker.resync")
 
     # ------------------------------------------------------------ admission's side
 

@@ -48,9 +48,6 @@ class Call(Protocol):
     def headers(self) -> Mapping[str, str]: ...
 
     @property
-    def wants_reply(self) -> bool: ...
-
-    @property
     def payload_bytes(self) -> int: ...
 
     @property

@@ -67,10 +67,6 @@ class NatsCall:
         return self._msg.headers or {}
 
     @property
-    def wants_reply(self) -> bool:
-        return bool(self._msg.reply)
-
-    @property
     def payload_bytes(self) -> int:
         return len(self._msg.data)
 

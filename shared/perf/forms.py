@@ -101,35 +101,6 @@ class SolaPolynomial(
         )
 
 
-class RooflinePlusAttention(
-    Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="form",
-    tag="roofline_plus_attention_7",
-):
-    """max(b0 + k0*T, b1 + k1*T) + p1*sum(l_has*l_in) + p2*sum(l_in^2) + d1*ctx."""
-
-    b0: float
-    k0: float
-    b1: float
-    k1: float
-    p1: float
-    p2: float
-    d1: float
-
-    def profile(self, name: str, overhead_s: float) -> AdditiveProfile:
-        return AdditiveProfile(
-            name,
-            _rising(lambda t: max(self.b0 + self.k0 * t, self.b1 + self.k1 * t), overhead_s),
-            max(self.k0, self.k1, 0.0),
-            prefill_sq_s=max(0.0, self.p2),
-            prefill_cross_s=max(0.0, self.p1),
-            decode_context_s=max(0.0, self.d1),
-        )
-
-
 class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """e*chunks + p1*sum(l_has*l_in) + p2*sum(l_in^2) + D*d0 + d1*n + d2*ctx + v*drafts. A draft
     costs `v` more than a token of a prompt: it needs logits, from which a token is drawn.

@@ -13,7 +13,6 @@ from shared.perf.draft import DRAFT, DraftCost
 from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import (
     PiecewiseTokens,
-    RooflinePlusAttention,
     SlosServeRoofline,
     SolaPolynomial,
     TokenTable,
@@ -27,13 +26,7 @@ FOLDER = Path(__file__).parent / "profiles"
 Fraction = Annotated[float, Meta(ge=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Form = (
-    StratifiedLinear
-    | TokenTable
-    | RooflinePlusAttention
-    | PiecewiseTokens
-    | SlosServeRoofline
-    | SolaPolynomial
-    | Ascendra
+    StratifiedLinear | TokenTable | PiecewiseTokens | SlosServeRoofline | SolaPolynomial | Ascendra
 )
 
 

@@ -13,7 +13,7 @@ KV rules, the same for every policy that fills iterations here:
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,13 @@ class Decoding(NamedTuple):
 def blocks(tokens: int, block_tokens: int) -> int:
     """The number of KV blocks that hold so many positions."""
     return -(-tokens // block_tokens)
+
+
+def in_order(view: View, rows: Rows, *keys: "np.ndarray[Any, Any]") -> Rows:
+    """The rows by these keys, each along the rows, the first of them foremost; then by arrival and
+    slot.
+    """
+    return rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], *reversed(keys)))]
 
 
 def decoding(view: View) -> Decoding:

@@ -88,9 +88,7 @@ class Sarathi:
         if len(queue) > 2 * self._set.chunk_tokens:
             near = _within_reach(view, queue, key, self._set.chunk_tokens + len(decodes.victims))
             queue, key = queue[near], key[near]
-        order = queue[
-            np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))
-        ]
+        order = chunk.in_order(view, queue, view.best_effort[queue], key)
         choice = chunk.fill(
             view,
             decodes,

@@ -109,17 +109,7 @@ class Vllm:
         waits = view.phase[rows] != chunk.PREFILL
         running = view.rows - int(np.count_nonzero(waits))
         shortest = view.prompt_tokens[rows] * (waits & (self._set.order == "sjf"))
-        rows = rows[
-            np.lexsort(
-                (
-                    view.slot[rows],
-                    view.arrived_unix_s[rows],
-                    shortest,
-                    waits,
-                    view.best_effort[rows],
-                )
-            )
-        ]
+        rows = chunk.in_order(view, rows, view.best_effort[rows], waits, shortest)
         new = np.cumsum(view.phase[rows] != chunk.PREFILL)
         queue: Rows = rows[new <= max(self._set.max_num_seqs - running, 0)]
         return queue

@@ -1,12 +1,12 @@
 """The short tasks with which a service answers messages: handlers start them, the service's task
-group owns them.
+group owns them. Work that the service's stop ends.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +14,8 @@ from shared.bus.api import Subscription
 from shared.errors import BusError, PeerError
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 class Chores:
@@ -69,3 +71,14 @@ async def _or_log(coro: Coroutine[Any, Any, Any], name: str) -> None:
         await coro
     except (BusError, PeerError) as error:
         log.warning("message.lost", task=name, error=str(error))
+
+
+async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work; None if `stop` came first, which ends it."""
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        working.cancel()
+        stopped.cancel()

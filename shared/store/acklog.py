@@ -164,40 +164,36 @@ class _Folding:
             case Snapshot():
                 for kept in entry.entries:
                     held = kept.held
-                    story = Story(
+                    self._accounting.found(held, kept.diary)
+                    story = self._at_slot[held.slot] = Story(
                         entry.incarnation,
                         held.offset,
                         held.text_offset,
                         unpack_list(kept.tokens),
                         kept.text,
                         kept.measure,
+                        relegated=kept.relegated,
+                        best_effort=kept.service_class is ServiceClass.BEST_EFFORT,
+                        logprobs=list(kept.logprobs),
+                        cached_tokens=kept.cached_tokens,
                     )
-                    story.relegated, story.best_effort = (
-                        kept.relegated,
-                        kept.service_class is ServiceClass.BEST_EFFORT,
-                    )
-                    story.logprobs = list(kept.logprobs)
-                    story.cached_tokens = kept.cached_tokens
-                    self._accounting.found(held, kept.diary)
-                    self._at_slot[held.slot] = story
                     self._stories[held.key, held.attempt, entry.incarnation] = story
                 for over in entry.overs:
-                    made, at = over.resume, (over.key, over.attempt, entry.incarnation)
-                    self._stories[at] = Story(
+                    made = over.resume
+                    self._stories[over.key, over.attempt, entry.incarnation] = Story(
                         entry.incarnation,
                         0,
                         0,
                         unpack_list(made.tokens),
                         made.text,
                         made.measure,
-                        [],
-                        over.why,
-                        over,
+                        ended=over.why,
+                        over=over,
+                        relegated=over.relegated,
+                        best_effort=over.service_class is ServiceClass.BEST_EFFORT,
+                        logprobs=list(made.logprobs),
+                        cached_tokens=made.cached_tokens,
                     )
-                    self._stories[at].relegated = over.relegated
-                    self._stories[at].logprobs = list(made.logprobs)
-                    self._stories[at].cached_tokens = made.cached_tokens
-                    self._stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
                     _feed(entry, self._stories, self._at_slot, self._accounting)
@@ -214,16 +210,10 @@ class _Folding:
             story.timeline = self._accounting.timeline(slot)
 
 
-def fold(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
-    """The story of every attempt that the entries name, by (key, attempt, incarnation)."""
-    folding = _Folding(replica)
-    for entry in entries:
-        folding.add(entry)
-    return folding.end()
-
-
 async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
-    """The same as `fold`. It does not hold up the loop: a log may be long."""
+    """The story of every attempt that the entries name, by (key, attempt, incarnation). It does not
+    hold up the loop: a log may be long.
+    """
     folding = _Folding(replica)
     for n, entry in enumerate(entries, 1):
         folding.add(entry)

@@ -43,20 +43,14 @@ class Counter:
         return [Sample("", "", self.value)]
 
 
-class Gauge:
+class Gauge(Counter):
     """A number that rises and falls."""
 
     kind = "gauge"
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
+    __slots__ = ()
 
     def set(self, value: float) -> None:
         self.value = value
-
-    def samples(self) -> list[Sample]:
-        return [Sample("", "", self.value)]
 
 
 class Histogram:

@@ -23,13 +23,12 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from shared.telemetry.conventions import ERROR_TYPE
 from shared.telemetry.telemetry import (
-    NO_SPAN,
     Attributes,
     AttributeValue,
     Span,
     SpanEvent,
     TraceParent,
-    Untraced,
+    Tracing,
 )
 
 KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
@@ -37,18 +36,15 @@ EXPORT_S = 3.0  # the longest time for one batch, repeats included
 FILE_DELAY_MS = 200  # a killed process loses at most the spans of this time
 
 
-class RecordedSpan:
+class RecordedSpan(Span):
     """A span of the SDK that is recorded."""
 
     def __init__(self, span: trace.Span, now_unix_s: Callable[[], float]) -> None:
         self._span = span
         self._now_unix_s = now_unix_s
         context = span.get_span_context()
-        self._parent = TraceParent(context.trace_id, context.span_id, context.trace_flags.sampled)
-
-    @property
-    def traceparent(self) -> str:
-        return self._parent.header()
+        parent = TraceParent(context.trace_id, context.span_id, context.trace_flags.sampled)
+        super().__init__(parent.header())
 
     def event(self, name: str, **attributes: AttributeValue) -> None:
         self._span.add_event(name, attributes, _ns(self._now_unix_s()))
@@ -75,7 +71,7 @@ class _Ids(RandomIdGenerator):
         return super().generate_trace_id() if self.next is None else self.next.trace_id
 
 
-class Recording:
+class Recording(Tracing):
     """Tracing into the exporters, in batches on a thread of the SDK."""
 
     def __init__(
@@ -122,7 +118,7 @@ class Recording:
     ) -> Span:
         parent = TraceParent.parse(traceparent)
         if parent is not None and not parent.sampled:
-            return Untraced(parent.header())
+            return Span(parent.header())
         at_ns = _ns(self._now_unix_s() if at_unix_s is None else at_unix_s)
         span = self._tracer.start_span(
             name, _context(parent), KINDS[kind], attributes, start_time=at_ns
@@ -131,11 +127,8 @@ class Recording:
             return RecordedSpan(span, self._now_unix_s)
         # a root that was not sampled: its children must know it
         context = span.get_span_context()
-        return (
-            Untraced(TraceParent(context.trace_id, context.span_id, False).header())
-            if context.is_valid
-            else NO_SPAN
-        )
+        parent = TraceParent(context.trace_id, context.span_id, False)
+        return Span(parent.header() if context.is_valid else "")
 
     def reserve(self, traceparent: str | None) -> str:
         # a span that never ends is never exported: it only gives its ids

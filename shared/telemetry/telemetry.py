@@ -1,5 +1,5 @@
-"""The types of tracing: one OpenTelemetry trace per request across all services. This module
-records nothing; shared/telemetry/tracing.py decides what a process records.
+"""Tracing: one OpenTelemetry trace per request across all services. This module records nothing;
+shared/telemetry/tracing.py decides what a process records.
 
 The service that receives a request starts its trace; `traceparent` (W3C Trace Context) travels in
 NATS headers and in the record.
@@ -7,7 +7,7 @@ NATS headers and in the record.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
@@ -54,23 +54,28 @@ class SpanEvent(NamedTuple):
     attributes: Attributes
 
 
-class Span(Protocol):
-    """A span under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
+class Span:
+    """A span under way. This one is not recorded: it passes its traceparent on.
 
-    @property
-    def traceparent(self) -> str:
-        """The header for every message that this span causes; empty where there is no trace."""
+    Names with dots are passed as `**{conventions.REPLICA: "r1"}`.
+    """
 
-    def event(self, name: str, **attributes: AttributeValue) -> None: ...
+    def __init__(self, traceparent: str = "") -> None:
+        # the header for every message that this span causes; empty where there is no trace
+        self.traceparent = traceparent
+
+    def event(self, name: str, **attributes: AttributeValue) -> None:
+        pass
 
     def set(self, **attributes: AttributeValue) -> None:
         """Add attributes; `error.type` marks the span as failed."""
 
-    def end(self, at_unix_s: float | None = None) -> None: ...
+    def end(self, at_unix_s: float | None = None) -> None:
+        pass
 
 
-class Tracing(Protocol):
-    """The tracing of one process."""
+class Tracing:
+    """The tracing of one process. This one records nothing."""
 
     def start(
         self,
@@ -84,11 +89,13 @@ class Tracing(Protocol):
         """Begin a span under `traceparent`, or a new trace without one. `kind` is one of
         OpenTelemetry's: server, client, ...
         """
+        return Span(traceparent or "")
 
     def reserve(self, traceparent: str | None) -> str:
         """The header of a span that is recorded later (`own` of `record`), so that others can be
         below it before; under `traceparent`, or the root of a new trace. Empty: there is no trace.
         """
+        return traceparent or ""
 
     def record(
         self,
@@ -108,59 +115,3 @@ class Tracing(Protocol):
 
     def close(self) -> None:
         """Send the spans that are left; blocks for a few seconds at most."""
-
-
-class Untraced:
-    """A span that is not recorded; it passes its traceparent on."""
-
-    __slots__ = ("traceparent",)
-
-    def __init__(self, traceparent: str) -> None:
-        self.traceparent = traceparent
-
-    def event(self, name: str, **attributes: AttributeValue) -> None:
-        pass
-
-    def set(self, **attributes: AttributeValue) -> None:
-        pass
-
-    def end(self, at_unix_s: float | None = None) -> None:
-        pass
-
-
-NO_SPAN = Untraced("")
-
-
-class Off:
-    """Tracing that does nothing."""
-
-    def start(
-        self,
-        name: str,
-        traceparent: str | None,
-        attributes: Attributes | None = None,
-        *,
-        at_unix_s: float | None = None,
-        kind: str = "internal",
-    ) -> Span:
-        return Untraced(traceparent) if traceparent else NO_SPAN
-
-    def reserve(self, traceparent: str | None) -> str:
-        return traceparent or ""
-
-    def record(
-        self,
-        name: str,
-        traceparent: str,
-        start_unix_s: float,
-        end_unix_s: float,
-        attributes: Attributes | None = None,
-        *,
-        own: str = "",
-        events: Sequence[SpanEvent] = (),
-        links: Sequence[str] = (),
-    ) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Counters
-from shared.bus.matching import Routes
 from tests.simulated.process import SimProcess, VirtualClock, virtual_loop
+from tests.simulated.routes import Routes
 from tests.simulated.store import BucketState, LogState
 
 RECONNECT_SPREAD_S = 0.5  # after a restart each client returns at a random instant within this time

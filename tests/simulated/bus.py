@@ -65,10 +65,6 @@ class SimCall:
         return self._envelope.headers or {}
 
     @property
-    def wants_reply(self) -> bool:
-        return self._envelope.answers is not None
-
-    @property
     def payload_bytes(self) -> int:
         return len(self._envelope.payload)
 

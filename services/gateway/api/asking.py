@@ -45,26 +45,31 @@ class Prompt(NamedTuple):
     messages: list[dict[str, Any]] | None = None
 
 
-class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that both APIs share. `null` means the default, as in OpenAI's API."""
+class AnyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that all three APIs share. `null` means the default, as in OpenAI's API."""
 
     model: ShortString | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # vLLM's -1 is our 0: all
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=CHOICES_LIMIT)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
     user: ShortString | None = None
     service_tier: Annotated[str, Meta(max_length=64)] | None = None
     priority: Annotated[int, Meta(ge=-999, le=999)] | None = None
+
+
+class AskBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that chats and completions share."""
+
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_LIMIT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None

@@ -16,7 +16,7 @@ from services.gateway.batches.files import ExpiresAfter, Query
 from services.gateway.batches.record import BatchRecord, shown
 from services.gateway.batches.store import BatchStore
 from services.gateway.http import headers as request_headers
-from services.gateway.http.envelope import Problem, Rejected
+from services.gateway.http.envelope import Rejected, saturated
 from services.gateway.http.json_bytes import encode
 from services.gateway.http.request import HttpRequest
 from shared.clock import Clock
@@ -25,20 +25,8 @@ from shared.errors import PeerError, StoreFull
 OPEN_LIMIT = 64  # batches of one tenant at one time
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 WINDOW_LIMIT_S = 7 * 86_400
-TOO_MANY = Problem(
-    status=429,
-    message=f"this tenant has {OPEN_LIMIT} open batches: wait until one ends",
-    code="slow_down",
-    dropped="rejected-saturated",
-    retry_after_s=30.0,
-)
-NO_ROOM = Problem(
-    status=429,
-    message="there is no room for more batches",
-    code="slow_down",
-    dropped="rejected-saturated",
-    retry_after_s=30.0,
-)
+TOO_MANY = saturated(f"this tenant has {OPEN_LIMIT} open batches: wait until one ends", 30.0)
+NO_ROOM = saturated("there is no room for more batches", 30.0)
 
 
 class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

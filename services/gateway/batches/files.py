@@ -13,7 +13,7 @@ from services.gateway.batches.file_store import MONTH_S, FileStore, Incoming
 from services.gateway.batches.store import BatchStore
 from services.gateway.config import GatewayConfig
 from services.gateway.http import multipart
-from services.gateway.http.envelope import Problem, Rejected
+from services.gateway.http.envelope import Problem, Rejected, saturated
 from services.gateway.http.json_bytes import encode
 from services.gateway.http.multipart import Began, Form
 from services.gateway.http.request import CutOff, HttpRequest
@@ -26,19 +26,8 @@ KEEP_S = MONTH_S  # without expires_after
 TOO_LARGE = Problem(status=413, message="the file is too large", code="request_too_large")
 TOO_SLOW = Problem(status=400, message="the file did not arrive in time", code="body_timeout")
 BROKE_OFF = Problem(status=400, message="the form has no end", code="invalid_request_error")
-NO_ROOM = Problem(
-    status=429,
-    message="there is no room for more files: delete some, or wait until some expire",
-    code="slow_down",
-    dropped="rejected-saturated",
-    retry_after_s=30.0,
-)
-TOO_MANY_UPLOADS = Problem(
-    status=429,
-    message="the gateway takes too many files now",
-    code="slow_down",
-    dropped="rejected-saturated",
-)
+NO_ROOM = saturated("there is no room for more files: delete some, or wait until some expire", 30.0)
+TOO_MANY_UPLOADS = saturated("the gateway takes too many files now")
 
 
 class ExpiresAfter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

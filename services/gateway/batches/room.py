@@ -10,19 +10,18 @@ class BatchRoom:
         self._turn = asyncio.Lock()  # of those who wait, in their order
         self._freed = asyncio.Event()
 
-    async def take(self, requests: int, size_bytes: int) -> None:
-        """Wait until it fits; what is larger than all waits until nothing else is under way."""
+    async def take(self, size_bytes: int) -> None:
+        """Wait until one fits; what is larger than all waits until nothing else is under way."""
         async with self._turn:
             while self._used_requests and (
-                self._used_requests + requests > self._requests
-                or self._used_bytes + size_bytes > self._bytes
+                self._used_requests >= self._requests or self._used_bytes + size_bytes > self._bytes
             ):
                 self._freed.clear()
                 await self._freed.wait()
-            self._used_requests += requests
+            self._used_requests += 1
             self._used_bytes += size_bytes
 
-    def give(self, requests: int, size_bytes: int) -> None:
-        self._used_requests -= requests
+    def give(self, size_bytes: int) -> None:
+        self._used_requests -= 1
         self._used_bytes -= size_bytes
         self._freed.set()

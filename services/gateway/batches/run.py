@@ -37,7 +37,6 @@ PACE_S = 0.005  # between two lines that begin: the door of admission is not for
 # and so many times as long as the loop, or its machine, was late with that: the others come first
 SPARING = 9
 PAUSE_LIMIT_S = 1.0
-CHOICES = 1  # a line counts as one of those under way, whatever its choices
 CANCELLED = ResultError(code="batch_cancelled", message="the batch was cancelled before it ended")
 EXPIRED = ResultError(
     code="batch_expired", message="the request did not end within the completion window"
@@ -107,7 +106,7 @@ class BatchRun:
                     if self._stop.is_set():
                         await self._settle(line)
                     else:
-                        await self._room.take(CHOICES, len(line.raw))
+                        await self._room.take(len(line.raw))
                         task = lines.create_task(self._line(line), name="batch.line")
                         # also if it never began
                         task.add_done_callback(partial(self._ended, len(line.raw)))
@@ -147,7 +146,7 @@ class BatchRun:
             await self._keep(numbered.number, line.custom_id, answered)
 
     def _ended(self, size_bytes: int, _: asyncio.Task[None]) -> None:
-        self._room.give(CHOICES, size_bytes)
+        self._room.give(size_bytes)
 
     async def _ttlt_s(self, number: int) -> float:
         """The time to the last token of a line: what is left of the window when its block begins.

@@ -90,6 +90,22 @@ class Rejected(Exception):
         self.problem = problem
 
 
+def saturated(message: str, retry_after_s: float | None = None) -> Problem:
+    """There is no room for it now."""
+    return Problem(
+        status=429,
+        message=message,
+        code="slow_down",
+        dropped="rejected-saturated",
+        retry_after_s=retry_after_s,
+    )
+
+
+def unserved(message: str, dropped: str = "rejected-no-endpoints") -> Problem:
+    """No service is there for it now."""
+    return Problem(status=503, message=message, code="server_is_overloaded", dropped=dropped)
+
+
 NO_KEY = Problem(
     status=401,
     message="an API key is needed, in the header Authorization: Bearer KEY",
@@ -102,24 +118,9 @@ OTHER_TENANT = Problem(
     code="permission_denied",
     param="x-llm-d-inference-fairness-id",
 )
-SHUTTING_DOWN = Problem(
-    status=503,
-    message="this gateway is shutting down",
-    code="server_is_overloaded",
-    dropped="rejected-shutting-down",
-)
-SATURATED = Problem(
-    status=429,
-    message="the gateway has too many unfinished requests",
-    code="slow_down",
-    dropped="rejected-saturated",
-)
-BODIES_FULL = Problem(
-    status=429,
-    message="the gateway is reading too many bytes of bodies at once",
-    code="slow_down",
-    dropped="rejected-saturated",
-)
+SHUTTING_DOWN = unserved("this gateway is shutting down", "rejected-shutting-down")
+SATURATED = saturated("the gateway has too many unfinished requests")
+BODIES_FULL = saturated("the gateway is reading too many bytes of bodies at once")
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
 
 
@@ -195,27 +196,14 @@ def of_error(error: PeerError | BusError) -> Problem:
         case PeerError():
             return of_refused(Refused(code=error.code, message=error.message, param=error.param))
         case NoResponders():
-            return Problem(
-                status=503,
-                message="no admission lets requests in: none is alive, or none can store them",
-                code="server_is_overloaded",
-                dropped="rejected-no-endpoints",
-            )
+            return unserved("no admission lets requests in: none is alive, or none can store them")
         case BusTimeout():
-            return Problem(
-                status=503,
-                message="admission did not answer in time: the request is withdrawn, unless it is "
-                "for one choice and has an Idempotency-Key, with which it may be sent again",
-                code="server_is_overloaded",
-                dropped="rejected-no-endpoints",
+            return unserved(
+                "admission did not answer in time: the request is withdrawn, unless it is "
+                "for one choice and has an Idempotency-Key, with which it may be sent again"
             )
         case _:
-            return Problem(
-                status=503,
-                message="the message bus is unreachable",
-                code="server_is_overloaded",
-                dropped="rejected-no-endpoints",
-            )
+            return unserved("the message bus is unreachable")
 
 
 def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:

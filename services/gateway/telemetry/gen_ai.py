@@ -3,7 +3,7 @@ process has them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Operation(NamedTuple):
@@ -16,20 +16,11 @@ class Operation(NamedTuple):
     choices: Sequence[tuple[float | None, float | None]]
 
 
-class GenAi(Protocol):
-    """The meter of one process."""
-
-    def record(self, operation: Operation) -> None: ...
-
-    def close(self) -> None:
-        """Send what is left; blocks for a few seconds at most."""
-
-
-class Off:
-    """A meter that does nothing."""
+class GenAi:
+    """The meter of one process. This one does nothing."""
 
     def record(self, operation: Operation) -> None:
         pass
 
     def close(self) -> None:
-        pass
+        """Send what is left; blocks for a few seconds at most."""

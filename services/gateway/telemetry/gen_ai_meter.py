@@ -9,13 +9,13 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from services.gateway.telemetry.gen_ai import Operation
+from services.gateway.telemetry.gen_ai import GenAi, Operation
 from shared.telemetry import conventions as names
 
 EXPORT_S = 3.0  # the longest time for one export; also of the last one, at the stop
 
 
-class Meter:
+class Meter(GenAi):
     """Histograms in the exporter's batches, on a thread of the SDK."""
 
     def __init__(self, service: str, instance: str) -> None:

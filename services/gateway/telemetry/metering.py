@@ -9,7 +9,7 @@ matter most.
 import os
 from collections.abc import Mapping
 
-from services.gateway.telemetry.gen_ai import GenAi, Off
+from services.gateway.telemetry.gen_ai import GenAi
 from shared.errors import ConfigError
 
 EXPORTERS = ("otlp", "none")
@@ -28,7 +28,7 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
                 f"OTEL_METRICS_EXPORTER={exporter!r}: use one of {', '.join(EXPORTERS)}"
             )
     if "otlp" not in wanted or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return Off()
+        return GenAi()
     # imported here: with OTLP metrics off the SDK is never loaded
     from services.gateway.telemetry.gen_ai_meter import Meter
 

@@ -1,5 +1,5 @@
-"""Figures of the torch engine beside transformers' own ways to generate: `python -m
-services.worker.bench.engine --json`.
+"""Figures of the torch engine beside transformers' own ways to generate, as JSON: `python -m
+services.worker.bench.engine`.
 
 Each way gets the same model, prompts, threads and number of tokens. They take turns, so that a busy
 machine is busy for all of them; the fastest of several rounds counts. Greedy; float32 on a CPU,
@@ -28,7 +28,7 @@ from services.worker.engines.torch.engine import TorchEngine
 from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
 from shared.models import shipped as store
-from shared.perf.draft import DraftCost, fractions_of
+from shared.perf.draft import DraftCost
 from shared.perf.engine_figures import CPU, DraftSpeed, EngineFigures, Speed
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
@@ -240,7 +240,6 @@ def main() -> int:
         help="a shipped model, a folder, or none (default: the draft of a shipped model)",
     )
     parser.add_argument("--quick", action="store_true", help="few tokens, one round")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -256,43 +255,7 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if args.json:
-        print(msgspec.json.encode(figures).decode())
-        return 0
-    print(
-        f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, "
-        f"{figures.device}, {figures.threads} threads, best of {figures.rounds}"
-    )
-    for speed in figures.speeds:
-        batched = (
-            "" if speed.generate_batch is None else f", generate_batch {speed.generate_batch:.0f}"
-        )
-        print(f"{speed.name}: {speed.engine:.0f} tokens/s; generate {speed.generate:.0f}{batched}")
-    for batch, outside_s in figures.outside_s.items():
-        print(
-            f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, "
-            f"of it outside the model {outside_s * 1e3:.2f} ms"
-        )
-    step, read = fractions_of(figures.draft)
-    if step:
-        print(
-            f"the draft model: a step takes {step:.3f} of the target's pass, a token of a prompt "
-            f"{read:.3f} of what it takes the target"
-        )
-    for one in figures.drafting:
-        print(
-            f"batch {one.batch}, {one.budget} drafts: {one.tokens_per_s:.0f} tokens/s, "
-            f"{one.yielded:.2f} tokens of a request, an iteration "
-            f"{one.iteration_s * 1e3:.2f} ms, drafting {one.drafted_s * 1e3:.2f}, outside the "
-            f"models {one.outside_s * 1e3:.2f}"
-        )
-    if figures.drafting:
-        print(
-            f"one at a time: generate {figures.generate_alone:.0f} tokens/s, assisted "
-            f"{figures.generate_assisted:.0f}"
-        )
-    for name, (p50_s, p99_s) in figures.late_s.items():
-        print(f"event loop late beside {name}: p50 {p50_s * 1e3:.2f} ms, p99 {p99_s * 1e3:.2f} ms")
+    print(msgspec.json.encode(figures).decode())
     return 0
 
 

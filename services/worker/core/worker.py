@@ -19,7 +19,7 @@ from shared.core.record.record import held as held_by_record
 from shared.core.record.time_accounting import Chunk, TimeAccounting
 from shared.core.worker.draft_yields import DraftYields
 from shared.core.worker.held_request import HeldRequest
-from shared.core.worker.step import Finished, Load, Outgoing, Step, Timing, TurnDone, Work
+from shared.core.worker.step import Finished, Load, Outgoing, Ran, Step, Timing, TurnDone, Work
 from shared.policy.need import needed_tokens, paces_of
 from shared.policy.speculation import along
 from shared.request_timeline import Happened
@@ -326,43 +326,38 @@ class WorkerCore:
 
     def finish(
         self,
-        done: Sequence[TurnDone],
+        ran: Ran,
         *,
         started_unix_s: float,
         ended_unix_s: float,
-        exec_s: float,
         idle_s: float,
-        outside_s: float = 0.0,
-        drafted_s: float = 0.0,
         late_s: float = 0.0,
-        shared_blocks: int = 0,
-        draft_shared_blocks: int = 0,
     ) -> Finished:
         """The running step is over. `late_s`: of the time since it could begin, what is neither
-        `exec_s` nor `idle_s`. `shared_blocks`, `draft_shared_blocks`: as in EngineState.
+        the engine's nor `idle_s`.
         """
         step = self._running
         assert step is not None and step.plan is not None
         self._running = None
-        self.counters.exec_s += exec_s
+        self.counters.exec_s += ran.exec_s
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += step.plan.predicted_s if step.work else 0.0
-        spent = spent_in(step.plan, ended_unix_s, exec_s, drafted_s)
+        spent = spent_in(step.plan, ended_unix_s, ran.exec_s, ran.drafted_s)
         timing = Timing(
             started_unix_s,
             ended_unix_s,
-            exec_s,
+            ran.exec_s,
             idle_s,
-            outside_s,
+            ran.outside_s,
             late_s,
             spent.decodes_s,
             spent.drafts_s,
-            drafted_s,
+            ran.drafted_s,
         )
-        ack = AckBuilder(step, timing, shared_blocks, draft_shared_blocks)
-        self._holdings.shared_blocks = shared_blocks
-        self._holdings.draft_shared_blocks = draft_shared_blocks
+        ack = AckBuilder(step, timing, ran.shared_blocks, ran.draft_shared_blocks)
+        self._holdings.shared_blocks = ran.shared_blocks
+        self._holdings.draft_shared_blocks = ran.draft_shared_blocks
         outgoing = self._class_changes(step.plan)
         chunks: list[Chunk] = []
         firsts: list[int] = []  # slots
@@ -370,7 +365,7 @@ class WorkerCore:
         ending: list[tuple[HeldRequest, TurnDone]] = []
         selection = step.selection
         depths = [0] * len(step.work) if selection is None else unpack_list(selection.depth)
-        for work, did, depth in zip(step.work, done, depths, strict=True):
+        for work, did, depth in zip(step.work, ran.done, depths, strict=True):
             request = self._holdings[work.slot]
             ack.add(work.slot, did)
             self._count(request, did, depth)

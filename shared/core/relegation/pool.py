@@ -3,12 +3,13 @@
 A replica takes only requests whose needs it meets. Requests with equal needs have an order of their
 own, and the first of all those firsts is next.
 
-Each step costs the logarithm of the number of waiting requests. The entries of the heaps are
-corrected when they come to the top; that is enough, since the tokens given to a tenant only grow
-while it waits. A request taken out leaves its entries behind; they are swept once most entries are
-void.
+Each step costs the logarithm of the number of waiting tenants, and a search in the requests of
+one. The entries of the heaps are corrected when they come to the top; that is enough, since the
+tokens given to a tenant only grow while it waits. A tenant that leaves leaves its entry behind;
+these are swept once most are void.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, KeysView
 from heapq import heapify, heappop, heappush, heapreplace
@@ -130,19 +131,33 @@ class FairOrder:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._items: dict[RequestKey, Item] = {}
-        self._clear()
+        self._lined: dict[Lane, list[Item]] = {}  # the items of each lane, the oldest first
+        # heap: of each lane an entry that is never above its true rank; others are void
+        self._ranks: list[Rank] = []
+        self._rank: dict[Lane, Rank] = {}  # which entry counts
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, record: Record) -> None:
-        item = self._items[record.key] = (record.arrived_unix_s, record.key, lane_of(record))
-        self._push(item)
+        lane = lane_of(record)
+        item = self._items[record.key] = (record.arrived_unix_s, record.key, lane)
+        insort(self._lined.setdefault(lane, []), item)
+        rank, known = self._rank_of(item), self._rank.get(lane)
+        if known is None or rank < known:
+            self._rank[lane] = rank
+            heappush(self._ranks, rank)
         self._sweep()
 
     def discard(self, key: RequestKey) -> None:
-        if self._items.pop(key, None) is not None:
-            self._sweep()
+        item = self._items.pop(key, None)
+        if item is None:
+            return
+        line = self._lined[item[2]]
+        del line[bisect_left(line, item)]
+        if not line:
+            del self._lined[item[2]], self._rank[item[2]]
+        self._sweep()
 
     def first(self) -> Rank | None:
         """The rank of the next record; None if there is none."""
@@ -150,51 +165,23 @@ class FairOrder:
             rank = self._ranks[0]
             lane = rank[-1]
             if self._rank.get(lane) is not rank:
-                self._entries -= 1
                 heappop(self._ranks)
                 continue
-            lined = self._lined[lane]
-            while lined and self._items.get(lined[0][1]) is not lined[0]:
-                self._entries -= 1
-                heappop(lined)
-            if not lined:
-                self._entries -= 1
-                heappop(self._ranks)
-                del self._lined[lane], self._rank[lane]
-                continue
-            now = self._rank_of(lined[0])
+            now = self._rank_of(self._lined[lane][0])
             if now == rank:
                 return now
             self._rank[lane] = now
             heapreplace(self._ranks, now)
         return None
 
-    def _clear(self) -> None:
-        self._lined: dict[Lane, list[Item]] = {}  # heaps: the items of each lane, the oldest first
-        # heap: the entry of each lane, never above its true rank; others are void
-        self._ranks: list[Rank] = []
-        self._rank: dict[Lane, Rank] = {}  # which entry counts
-        self._entries = 0  # in all heaps
-
     def _rank_of(self, item: Item) -> Rank:
         return item[2][0], self._shares.given(item[2]), *item
 
-    def _push(self, item: Item) -> None:
-        lane = item[2]
-        heappush(self._lined.setdefault(lane, []), item)
-        rank, known = self._rank_of(item), self._rank.get(lane)
-        self._entries += 1
-        if known is None or rank < known:
-            self._rank[lane] = rank
-            heappush(self._ranks, rank)
-            self._entries += 1
-
     def _sweep(self) -> None:
-        """Build the heaps anew once most entries are void; an item needs two at most."""
-        if self._entries > 4 * len(self._items) + SWEEP_MIN:
-            self._clear()
-            for item in self._items.values():
-                self._push(item)
+        """Build the heap anew once most entries are void."""
+        if len(self._ranks) > 2 * len(self._rank) + SWEEP_MIN:
+            self._ranks = list(self._rank.values())
+            heapify(self._ranks)
 
 
 class Order:

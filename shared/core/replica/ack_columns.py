@@ -11,6 +11,10 @@ from shared.core.replica.in_flight import InFlightPlan
 from shared.schemas import PlanAck
 
 
+class OutOfSync(Exception):
+    """The table is not what the worker has: it must be read anew."""
+
+
 class Reported(NamedTuple):
     """The worker's report of each entry of a plan; zeros where it skipped the entry."""
 

@@ -1,14 +1,19 @@
-"""The digest of a replica, which is all that routers know of it, from its request table."""
+"""A replica as others see it, from its request table: the digest, which is all that routers know of
+it, the requests that it holds, and the numbers that its planner exports.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from shared.core.replica.learning import Learning
 from shared.core.replica.request_table import DECODE, RequestTable
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
-from shared.schemas import Announce, Digest, Offer
+from shared.schemas import Announce, Digest, Offer, RosterEntry
+from shared.vocabulary import ServiceClass
 
 # the backlog is priced by the time a token takes in chunks of this size beside the present decodes
 CHUNK_TOKENS = 512
@@ -22,9 +27,11 @@ def digest_of(
     *,
     planner: str,
     now_unix_s: float,
+    free_slots: int,
+    best_effort_waiting: int,
 ) -> Digest:
-    """The digest, but for free slots and surplus, which the core fills in. `reserved`: offers
-    accepted and on the way to the worker.
+    """The digest. `reserved`: offers accepted and on the way to the worker. Surplus is reported
+    while fewer than `best_effort_waiting` of such requests wait for their prefill.
     """
     n = table.live
     standard = ~table.best_effort[:n]
@@ -37,6 +44,9 @@ def digest_of(
         decode_context=int(table.computed_tokens[:n][decode].sum()),
     )
     token_s = profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    waiting = int(np.count_nonzero(standard & ~decode)) + len(reserved)
+    roomy = table.kv_free_blocks() * 4 > table.kv_blocks
+    few = int(np.count_nonzero(~standard & ~decode)) < best_effort_waiting
     return Digest(
         replica=facts.replica,
         incarnation=facts.incarnation,
@@ -44,7 +54,7 @@ def digest_of(
         at_unix_s=now_unix_s,
         model=facts.model,
         pool=facts.pool,
-        waiting=int(np.count_nonzero(standard & ~decode)) + len(reserved),
+        waiting=waiting,
         running=int(np.count_nonzero(standard & decode)),
         best_effort=n - int(np.count_nonzero(standard)),
         waiting_prefill_tokens=waiting_tokens,
@@ -53,8 +63,8 @@ def digest_of(
         kv_free_blocks=max(table.kv_free_blocks() - future, 0),
         block_tokens=table.block_tokens,
         token_s=token_s,
-        free_slots=0,
-        surplus=False,
+        free_slots=free_slots,
+        surplus=waiting == 0 and few and roomy,
         accepting=not facts.draining,
         context_tokens=facts.context_tokens,
         features=facts.features,
@@ -78,7 +88,52 @@ def loads_of(
     )
 
 
-def best_effort_waiting(table: RequestTable) -> int:
-    """The number of best-effort requests whose prefill has not ended."""
-    n = table.live
-    return int(np.count_nonzero(table.best_effort[:n] & (table.phase[:n] != DECODE)))
+def roster(table: RequestTable, slots: Iterable[int]) -> list[RosterEntry]:
+    """The entries of these slots, or of all where none is named; an empty slot has none."""
+    wanted = list(slots) or list(table.offers)
+    return [_entry(table, slot) for slot in wanted if slot in table.offers]
+
+
+def _entry(table: RequestTable, slot: int) -> RosterEntry:
+    offer, row = table.offers[slot], table.row_of[slot]
+    return RosterEntry(
+        slot=slot,
+        key=offer.key,
+        attempt=offer.attempt,
+        service_class=ServiceClass.BEST_EFFORT if table.best_effort[row] else ServiceClass.STANDARD,
+        tier=offer.tier,
+        slo=offer.slo,
+        arrived_unix_s=offer.arrived_unix_s,
+        prompt_tokens=offer.prompt_tokens,
+        max_tokens=offer.max_tokens,
+        computed_tokens=int(table.computed_tokens[row]),
+        generated_tokens=int(table.generated_tokens[row]),
+        next_due_unix_s=float(table.next_due_unix_s[row]),
+        thinking=bool(table.thinking[row]),
+    )
+
+
+class Figures(NamedTuple):
+    """The numbers of a replica that its planner exports."""
+
+    residual: float  # the corrected profile's relative error, smoothed
+    bias: float  # (measured - predicted) / measured of late iterations taken together
+    # measured / base profile as now used, for decode-only, mixed and prefill-only iterations
+    gammas: tuple[float, float, float]
+    lead_s: float  # with which the next plan leaves
+    best_effort: int  # requests held
+    # of each standard request with a deadline: that of its next token that no plan has, minus now
+    slacks_s: list[float]
+
+
+def figures_of(table: RequestTable, learned: Learning, now_unix_s: float) -> Figures:
+    best_effort, due = table.best_effort[: table.live], table.next_due_unix_s[: table.live]
+    profile = learned.profile
+    return Figures(
+        profile.residual,
+        profile.bias,
+        profile.gammas,
+        learned.lead.seconds,
+        int(np.count_nonzero(best_effort)),
+        (due[~best_effort & np.isfinite(due)] - now_unix_s).tolist(),
+    )

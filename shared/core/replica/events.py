@@ -1,7 +1,9 @@
-"""The events that a ReplicaCore handles, and the actions that it asks for."""
+"""The settings of a ReplicaCore, the events that it handles, and the actions that it asks for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from shared.core.tick import Tick
 from shared.schemas import (
@@ -15,6 +17,19 @@ from shared.schemas import (
     ResyncEntry,
 )
 from shared.vocabulary import RequestKey
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pipeline of plans. Depth 1 and lead 0 reproduce the papers' loop without latency."""
+
+    depth: int = 2  # plans the worker has: one running, one waiting
+    # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
+    lead_s: float = 0.004
+    lead_max_s: float = 0.030
+    # an ack this late after its prediction (plus five times the prediction) means resync
+    overdue_s: float = 1.0
+    hand_back: bool = True  # relegated requests that have not begun go to the relegation service
+    best_effort_waiting: int = 4  # surplus is reported while fewer than this wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from shared.columns import Indices
 from shared.core.replica.request_table import DECODE, RequestTable
@@ -115,8 +116,8 @@ class Fairness:
 
     def importance(
         self, table: RequestTable, offers: Sequence[Offer]
-    ) -> tuple[Floats, list[float]]:
-        """[live rows] and [offers], the importance that a policy sees."""
+    ) -> tuple[Floats, list[Offer]]:
+        """[live rows] the importance that a policy sees, and the offers with theirs."""
         rows = _prefills(table)
         level = np.append(table.importance[rows], [offer.importance for offer in offers])
         tenant = np.append(table.tenant[rows], [self._number(offer) for offer in offers])
@@ -130,7 +131,10 @@ class Fairness:
             seen[among] = importance * (1.0 - STEP * np.minimum(behind, STEPS))
         shown = table.importance[: table.live].copy()
         shown[rows] = seen[: len(rows)]
-        return shown, seen[len(rows) :].tolist()
+        return shown, [
+            replace(offer, importance=own)
+            for offer, own in zip(offers, seen[len(rows) :].tolist(), strict=True)
+        ]
 
     def _part(self, now_unix_s: float) -> None:
         """Forget the tenants without requests that have not asked lately."""

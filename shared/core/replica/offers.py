@@ -1,15 +1,20 @@
-"""The offers to one replica that have no final answer yet, and the declines that stay."""
+"""The offers to one replica, from their coming to the answer, and the slots of those that are
+taken; the declines that stay.
+"""
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from shared.core.replica.events import Answer, SendHold
+from shared.core.replica.events import Answer, HoldDone, SendHold, WorkerGone
+from shared.core.replica.fairness import Fairness
+from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, Slots, attempt_of
-from shared.policy.seam import Admission
+from shared.policy.seam import Admission, Declared
 from shared.schemas import (
+    Announce,
     Hold,
     Offer,
     OfferAccepted,
@@ -17,10 +22,12 @@ from shared.schemas import (
     OfferDeclined,
     OfferInDoubt,
     OfferNotReady,
+    ResyncEntry,
 )
 
 Declined = OfferDeclined | OfferNotReady | OfferInDoubt
-Unfit = Callable[[Offer], Declined | None]  # an answer for which no policy need be asked
+# (promised, asked) -> the policy's answers to those that are asked
+Admit = Callable[[Sequence[Offer], Sequence[Offer]], Sequence[Admission]]
 
 DECLINES = 4096  # remembered; a second copy of an offer comes within seconds, if ever
 
@@ -42,64 +49,105 @@ class Reservation:
     over: bool = False  # an ack reported its end before the answer to its hold came
 
 
+class Held(NamedTuple):
+    """The answer to a hold, for those who wait for it. `begins`: the request is the worker's now.
+    `doubt`: why nobody knows what the worker has; empty: it is known.
+    """
+
+    answers: list[Answer]
+    begins: ResyncEntry | None = None
+    doubt: str = ""
+
+
 class OfferDesk:
     """Offers come in, answers and holds go out; the policy decides between."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self) -> None:
         self.reserved: dict[int, Reservation] = {}  # by slot
         self.decide_unix_s = math.inf  # when the gathered offers are answered at the latest
-        self._slots = slots
+        self.slots, self.fairness = Slots(), Fairness()
         self._gathered: dict[Attempt, Gathered] = {}
         self._declined: OrderedDict[Attempt, OfferAnswer] = OrderedDict()
 
     @property
-    def gathered(self) -> int:
-        return len(self._gathered)
-
-    @property
-    def asked(self) -> list[Offer]:
-        """The offers that the next decision answers."""
-        return [gathered.offer for gathered in self._gathered.values()]
+    def idle(self) -> bool:
+        return not self._gathered and not self.reserved
 
     @property
     def promised(self) -> list[Offer]:
         return [reservation.offer for reservation in self.reserved.values()]
 
-    def receive(self, offers: Sequence[Offer], unfit: Unfit) -> list[Answer]:
-        """Gather the offers that a policy must decide; answer the others. A copy of an offer that
-        is reserved gets its answer with it.
+    def begin(
+        self, count: int, entries: Sequence[ResyncEntry], table: RequestTable
+    ) -> list[ResyncEntry]:
+        """After a resync: the worker has `count` slots, and these entries; the former table is
+        `table`. Returns the entries that are to have a row: those whose HoldDone is not on the way.
+        """
+        for offer in table.offers.values():
+            self.fairness.leave(offer)
+        self.slots.begin(count, {*self.reserved, *(entry.slot for entry in entries)})
+        for reservation in self.reserved.values():
+            self.slots.assign(reservation.offer, reservation.slot)
+        answering = {(*attempt_of(r.offer), r.slot) for r in self.reserved.values()}
+        return [e for e in entries if (*attempt_of(e.offer), e.slot) not in answering]
+
+    def receive(
+        self,
+        offers: Sequence[Offer],
+        facts: Announce | None,
+        table: RequestTable,
+        declared: Declared,
+        now_unix_s: float,
+    ) -> list[Answer]:
+        """Gather the offers that a policy must decide, by `decide_unix_s`; answer the others. A
+        copy of an offer that is reserved gets its answer with it. `facts`: None while the worker's
+        state is not known.
         """
         answers: list[Answer] = []
         for offer in offers:
-            declined, slot = self._declined.get(attempt_of(offer)), self._slots.of(offer)
+            declined, slot = self._declined.get(attempt_of(offer)), self.slots.of(offer)
             if declined is not None:
                 answers.append(Answer(offer.key, offer.attempt, declined))
             elif slot is not None and slot in self.reserved:
                 self.reserved[slot].copies += 1
             elif slot is not None:
                 answers.append(Answer(offer.key, offer.attempt, OfferAccepted(reason="held")))
-            elif (answer := unfit(offer)) is not None:
-                answers += self.decline(offer, answer)
+            elif (answer := _unfit(offer, facts, table)) is not None:
+                answers += self._decline(offer, answer)
             else:
                 earlier = self._gathered.get(attempt_of(offer))
                 copies = 1 if earlier is None else earlier.copies + 1
                 self._gathered[attempt_of(offer)] = Gathered(offer, copies)
+        if self._gathered:
+            self.decide_unix_s = min(self.decide_unix_s, now_unix_s + declared.gather_s)
+            if len(self._gathered) >= declared.gather_offers:
+                self.decide_unix_s = now_unix_s
         return answers
 
     def decide(
-        self, admissions: Sequence[Admission], *, epoch: int, sync: int
+        self, admit: Admit, table: RequestTable, now_unix_s: float, *, epoch: int, sync: int
     ) -> list[Answer | SendHold]:
-        """Answer all that were asked, in their order; an accepted one goes to the worker first."""
+        """Answer all that were gathered, in their order; an accepted one goes to the worker first.
+        The last slots are for tenants that have less than their share.
+        """
         actions: list[Answer | SendHold] = []
         gathered, self._gathered = list(self._gathered.values()), {}
         self.decide_unix_s = math.inf
-        for (offer, copies), admission in zip(gathered, admissions, strict=True):
+        asked = [offer for offer, _ in gathered]
+        for offer in asked:
+            self.fairness.enter(offer, table, now_unix_s)
+        free = self.slots.free
+        for (offer, copies), admission in zip(gathered, admit(self.promised, asked), strict=True):
             if not admission.accepted:
                 answer = OfferDeclined(reason=admission.reason, earliest_s=admission.earliest_s)
-                actions += self.decline(offer, answer, copies)
-            elif (slot := self._slots.take(offer)) is None:
-                actions += self.decline(offer, OfferDeclined(reason="no free slot"), copies)
+                actions += self._decline(offer, answer, copies)
+            elif self.fairness.crowds(offer, table, free):
+                answer = OfferDeclined(reason="its tenant has its share of the slots")
+                actions += self._decline(offer, answer, copies)
+            elif (slot := self.slots.take(offer)) is None:
+                actions += self._decline(offer, OfferDeclined(reason="no free slot"), copies)
             else:
+                free -= 1
                 self.reserved[slot] = Reservation(offer, slot, copies)
                 hold = Hold(
                     epoch=epoch,
@@ -110,9 +158,55 @@ class OfferDesk:
                     body_key=offer.body_key,
                 )
                 actions.append(SendHold(hold))
+        for offer in asked:
+            if self.slots.of(offer) is None:
+                self.fairness.leave(offer)
         return actions
 
-    def decline(self, offer: Offer, answer: Declined, copies: int = 1) -> list[Answer]:
+    def held(self, done: HoldDone, *, synced: bool) -> Held | None:
+        """A hold has its answer; None: it is not waited for."""
+        reservation = self.reserved.pop(done.slot, None)
+        if reservation is None:
+            return None
+        offer, copies = reservation.offer, reservation.copies
+        match done.answer:
+            case OfferAccepted():
+                answers = [Answer(offer.key, offer.attempt, OfferAccepted())] * copies
+                if not reservation.over:
+                    made = offer.generated_tokens
+                    entry = ResyncEntry(
+                        slot=done.slot, offer=offer, computed_tokens=0, generated_tokens=made
+                    )
+                    return Held(answers, entry)
+            case OfferInDoubt(reason=reason):
+                self._forget(offer)
+                answers = self._decline(offer, OfferInDoubt(reason=reason), copies)
+                return Held(answers, doubt=f"hold of slot {done.slot}: {reason}")
+            case OfferDeclined(reason=reason):
+                answers = self._decline(offer, OfferDeclined(reason=reason), copies)
+            case WorkerGone():
+                answer = OfferNotReady(reason="the worker is gone")
+                answers = self._decline(offer, answer, copies)
+            case _:
+                assert_never(done.answer)
+        self._forget(offer)
+        if synced:
+            self.slots.give_back(done.slot)
+        return Held(answers)
+
+    def leave(
+        self, slot: int, offer: Offer, *, last_seq: int, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """A request has left after so many tokens; plans up to `last_seq` may name its slot."""
+        self.fairness.leave(offer, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self.slots.forget(offer)
+        self.slots.retire(slot, last_seq)
+
+    def _forget(self, offer: Offer) -> None:
+        self.slots.forget(offer)
+        self.fairness.leave(offer)
+
+    def _decline(self, offer: Offer, answer: Declined, copies: int = 1) -> list[Answer]:
         """Once declined, an attempt stays declined: its admission has gone on, and would not learn
         that a second copy of the offer was accepted.
         """
@@ -120,3 +214,17 @@ class OfferDesk:
         if len(self._declined) > DECLINES:
             self._declined.popitem(last=False)
         return [Answer(offer.key, offer.attempt, answer)] * copies
+
+
+def _unfit(offer: Offer, facts: Announce | None, table: RequestTable) -> Declined | None:
+    """Why no policy need be asked; None if one must."""
+    known_tokens = offer.prompt_tokens + offer.generated_tokens
+    if facts is None or facts.draining:
+        return OfferNotReady(reason="not ready")
+    if known_tokens >= facts.context_tokens:
+        return OfferDeclined(reason="prompt exceeds the context")
+    if offer.generated_tokens >= offer.max_tokens:
+        return OfferDeclined(reason="nothing is left to be made")
+    if -(-(known_tokens + 1) // table.block_tokens) > table.kv_blocks:
+        return OfferDeclined(reason="prompt exceeds the KV cache")
+    return None

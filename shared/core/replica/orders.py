@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shared.columns import pack
+from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.prediction import Prediction
 from shared.core.replica.request_table import WAITING, RequestTable
 from shared.policy.seam import Choice
+from shared.schemas import Announce, BatchPlan
 from shared.vocabulary import FinishReason
 
 
@@ -19,6 +22,38 @@ class Orders:
     preempted: list[int] = field(default_factory=list)
     relegated: list[int] = field(default_factory=list)
     promoted: Sequence[int] = ()
+
+    @property
+    def take(self) -> bool:
+        """They take from some request its slot, its KV or its class."""
+        return bool(self.released or self.preempted or self.relegated)
+
+    def plan(
+        self, flight: InFlightPlan, facts: Announce, *, epoch: int, sync: int, decodes_s: float
+    ) -> BatchPlan:
+        """The plan with these orders, as its worker gets it."""
+        return BatchPlan(
+            replica=facts.replica,
+            incarnation=facts.incarnation,
+            epoch=epoch,
+            sync=sync,
+            seq=flight.seq,
+            slots=flight.packed_slots,
+            caps=pack(flight.caps),
+            predicted_s=flight.predicted_s,
+            decodes_s=decodes_s,
+            drafts_s=flight.draft_s,
+            released=_packed([slot for slot, _ in self.released]),
+            released_why=[why for _, why in self.released],
+            preempted=_packed(self.preempted),
+            relegated=_packed(self.relegated),
+            promoted=_packed(self.promoted),
+            selection=flight.selection,
+        )
+
+
+def _packed(slots: Sequence[int]) -> bytes:
+    return pack(slots) if slots else b""
 
 
 def write_orders(

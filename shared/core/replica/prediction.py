@@ -307,6 +307,12 @@ class Prediction:
             end_unix_s += flight.predicted_s
             flight.end_unix_s = end_unix_s
 
+    def check(self, depth: int) -> None:
+        """Raises AssertionError for more than `depth` plans, or one that has a request twice."""
+        assert len(self.flights) <= depth
+        for flight in self.flights:
+            assert len(set(flight.slots.tolist())) == len(flight.slots), "a request twice in a plan"
+
     def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
         """The plan has landed so often, each time just as predicted, and is in the air once more;
         no prefill of it has ended.

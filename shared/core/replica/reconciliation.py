@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.columns import Indices, Ints, pack
-from shared.core.replica.ack_columns import Reported, beyond, positions, reported
+from shared.core.replica.ack_columns import (
+    OutOfSync,
+    Reported,
+    beyond,
+    positions,
+    reported,
+    well_formed,
+)
 from shared.core.replica.in_flight import InFlightPlan, shape_of
 from shared.core.replica.prediction import Prediction
 from shared.core.replica.request_table import RequestTable
@@ -27,13 +34,41 @@ class Landing(NamedTuple):
 class Reconciliation:
     """The request table and the plans in flight of one replica, as acks find them."""
 
-    def __init__(self, table: RequestTable, ahead: Prediction) -> None:
-        self._table = table
-        self._ahead = ahead
+    def __init__(
+        self,
+        table: RequestTable,
+        ahead: Prediction,
+        *,
+        incarnation: str = "",
+        epoch: int = 0,
+        ack_seq: int = 0,
+    ) -> None:
+        self.ack_seq = ack_seq  # of the newest ack
+        self._table, self._ahead = table, ahead
+        self._incarnation, self._epoch = incarnation, epoch
 
-    def reconcile(self, flight: InFlightPlan, ack: PlanAck) -> Landing | None:
-        """Correct the table by what the worker did otherwise than predicted. None: it cannot have
-        done that, and nothing was corrected.
+    def is_next(self, ack: PlanAck) -> bool:
+        """Tells whether it is the next ack; False: it came before, or is a part of what the resync
+        reported. Raises OutOfSync for any other.
+        """
+        if ack.incarnation != self._incarnation:
+            raise OutOfSync("another incarnation")
+        if not well_formed(ack, self._table.capacity):
+            raise OutOfSync("an ack whose columns do not fit")
+        if ack.ack_seq <= self.ack_seq:
+            return False
+        if ack.ack_seq != self.ack_seq + 1:
+            raise OutOfSync(f"ack {ack.ack_seq} came after {self.ack_seq}")
+        flights = self._ahead.flights
+        expected = (self._epoch, flights[0].seq) if flights else None
+        if ack.plan_seq and (ack.epoch, ack.plan_seq) != expected:
+            raise OutOfSync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected")
+        self.ack_seq = ack.ack_seq
+        return True
+
+    def reconcile(self, flight: InFlightPlan, ack: PlanAck) -> Landing:
+        """Correct the table by what the worker did otherwise than predicted. Raises OutOfSync if it
+        cannot have done that; nothing is corrected then.
         """
         table = self._table
         rows = table.row_of[flight.slots]  # until a row moves
@@ -48,7 +83,7 @@ class Reconciliation:
         known = table.prompt_tokens[rows] + table.generated_tokens[rows]
         too_far = held & ~flight.decode & (flight.has + did.computed > known)
         if beyond(did, flight) or np.count_nonzero(too_far):
-            return None
+            raise OutOfSync("an ack of more than was planned")
         tbt_s, application = table.tbt_s[rows], table.application[rows]
         # the KV is still that which this plan filled
         same: Bools = held & (table.restarts[rows] == flight.restarts)

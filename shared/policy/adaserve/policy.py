@@ -120,10 +120,9 @@ class AdaServe:
         queue: Rows = (~view.in_decode).nonzero()[0]
         if not len(queue):
             return queue
+        queue = chunk.in_order(view, queue, view.best_effort[queue])
         begun = view.phase[queue] == chunk.PREFILL
         room = self._set.max_requests - len(decodes.rows) - int(np.count_nonzero(begun))
-        order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], view.best_effort[queue]))
-        queue, begun = queue[order], begun[order]
         kept: Rows = queue[begun | (np.cumsum(~begun) <= room)]
         return kept
 

@@ -80,16 +80,7 @@ def by_value(view: View, queue: Rows, value: Value, most_new: int) -> Rows:
 
 def _sorted(view: View, rows: Rows, value: Value) -> Rows:
     fresh = view.phase[rows] != chunk.PREFILL
-    return rows[
-        np.lexsort(
-            (
-                view.slot[rows],
-                view.arrived_unix_s[rows],
-                -value(view, rows),
-                fresh,
-            )
-        )
-    ]
+    return chunk.in_order(view, rows, fresh, -value(view, rows))
 
 
 def compute_budget_s(view: View, decodes: Decoding, profile: Profile) -> float:

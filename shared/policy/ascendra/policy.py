@@ -217,7 +217,7 @@ class Ascendra:
         """The rows of the queue that HP may serve, first come first served: those that have begun,
         and as many others as memory allows.
         """
-        order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue]))]
+        order = chunk.in_order(view, queue)
         begins = view.phase[order] != chunk.PREFILL
         begun = (view.phase == chunk.PREFILL).nonzero()[0]
         if self._set.elastic:

@@ -52,7 +52,7 @@ def in_the_room_left(
     room = min(limit_requests - len(batch.slots), limit_tokens - shape.tokens)
     if room <= 0 or view.profile.batch_s(shape) >= budget_s:
         return batch
-    oldest = held[np.lexsort((view.slot[held], view.arrived_unix_s[held]))][:room]
+    oldest = chunk.in_order(view, held)[:room]
     some = chunk.as_many_as_fit(view, shape, oldest, budget_s, at_least=0)
     rows = np.concatenate((standard.rows, some))
     return chunk.fill(

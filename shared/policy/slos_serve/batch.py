@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.chunk import Decoding, Rows
+from shared.policy.chunk import Decoding
 from shared.policy.seam import Choice, Floats, View
 from shared.policy.slos_serve.best_effort import make_room, queue_of
 from shared.policy.slos_serve.draft_length import BATCH_TOKENS
@@ -96,7 +96,7 @@ def prefill_first(view: View) -> Choice:
         alone = Decoding(
             queue[:0], queue[:0], view.kv_free_blocks - len(decodes.rows), BatchShape()
         )
-        order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue]))]
+        order = chunk.in_order(view, queue)
         choice = chunk.fill(view, alone, order, limit_tokens=BATCH_TOKENS)
         if len(choice.slots):
             return choice
@@ -142,7 +142,7 @@ def filled(
     `longest_s`.
     """
     queue = queue_of(view, every.victims, best_effort=False)
-    order = by_deadline(view, standing, queue)
+    order = chunk.in_order(view, queue, standing.due_unix_s[queue])
     budget_s = longest_s - drafted_s - MARGIN_S
     if len(order):
         budget_s = min(
@@ -153,18 +153,12 @@ def filled(
     left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
     if left == shape.prefill_tokens - running.shape.prefill_tokens and view.best_effort.any():
         others = every.rows[view.best_effort[every.rows]]
-        others = others[
-            np.lexsort((view.slot[others], view.arrived_unix_s[others], -view.importance[others]))
-        ]
+        others = chunk.in_order(view, others, -view.importance[others])
         others = chunk.as_many_as_fit(
             view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1
         )
         waiting = queue_of(view, every.victims, best_effort=True)
-        waiting = waiting[
-            np.lexsort(
-                (view.slot[waiting], view.arrived_unix_s[waiting], -view.importance[waiting])
-            )
-        ]
+        waiting = chunk.in_order(view, waiting, -view.importance[waiting])
         if len(others) + len(waiting):
             all_rows = np.concatenate((running.rows, others))
             context = chunk.decodes_of(view, others)
@@ -186,12 +180,6 @@ def filled(
         longest_s,
         left > 0 and not said and len(choice.slots) > 0,
     )
-
-
-def by_deadline(view: View, standing: Standing, queue: Rows) -> Rows:
-    return queue[
-        np.lexsort((view.slot[queue], view.arrived_unix_s[queue], standing.due_unix_s[queue]))
-    ]
 
 
 def _until_due(

@@ -21,7 +21,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
 from shared.bus.users import GATEWAY
 from shared.rules.http_keys import line_of, new_key
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from tests.fleet.api.scripted import client_of
 from tests.fleet.live import WAIT_S
 
@@ -167,7 +167,7 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[str]:
     access = fleet.access(GATEWAY)
     cfg = GatewayConfig(url=access.url, creds=access.creds, tls_ca=access.tls_ca, port=0)
     listener, stop = listen(cfg), asyncio.Event()
-    serving = asyncio.create_task(serve(cfg, listener, stop, Off()))
+    serving = asyncio.create_task(serve(cfg, listener, stop, Tracing()))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

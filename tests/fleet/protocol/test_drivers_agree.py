@@ -34,11 +34,12 @@ from shared.core.replica.events import (
     Offered,
     ReplicaAction,
     ReplicaEvent,
+    ReplicaSettings,
     SendHold,
     SendPlan,
     Synced,
 )
-from shared.core.replica.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica.replica import ReplicaCore
 from shared.core.worker.step import Finished
 from shared.measure import Measure
 from shared.perf import profile_file as store
@@ -298,21 +299,16 @@ class LiveLoop:
                 continue
             began_s = self.loop.time()
             ran = run_step(self.engine, self.processor, step)
-            done, exec_s = ran.done, ran.exec_s
             if step.plan is None:
                 continue
-            await asyncio.sleep(exec_s)
+            await asyncio.sleep(ran.exec_s)
             idle_s = 0.0
             if step.work:
                 idle_s = max(0.0, self.came_s[step.plan.seq] - max(last_end_s, self.work_since_s))
                 last_end_s = self.loop.time()
             self.stored(
                 self.worker.finish(
-                    done,
-                    started_unix_s=began_s,
-                    ended_unix_s=self.loop.time(),
-                    exec_s=exec_s,
-                    idle_s=idle_s,
+                    ran, started_unix_s=began_s, ended_unix_s=self.loop.time(), idle_s=idle_s
                 )
             )
 

@@ -40,6 +40,7 @@ from shared.vocabulary import (
 )
 from tests import made
 from tests.shared.core.placed_record import placed
+from tests.simulated.folding import fold
 
 PROMPT, OUTPUT = [1, 2, 3], 12
 NOW = 1000.0
@@ -119,10 +120,7 @@ class Replica:
         step = self.core.begin(now_unix_s=NOW)
         assert step is not None
         ran = run_step(self.engine, self.processor, step)
-        done, exec_s = ran.done, ran.exec_s
-        finished = self.core.finish(
-            done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0
-        )
+        finished = self.core.finish(ran, started_unix_s=NOW, ended_unix_s=NOW, idle_s=0.0)
         self.core.check()
         self.log.append(acklog.decode_entry(acklog.encode_entry(finished.ack)))
         return [
@@ -194,7 +192,7 @@ class Client:
     def logged(self) -> Resume:
         """The tokens that the request has made by record and log, as admission reads them."""
         core = self.replica.core
-        story = acklog.fold(self.replica.log, self.replica.core.replica).get(
+        story = fold(self.replica.log, self.replica.core.replica).get(
             (self.record.key, self.record.attempt, core.incarnation)
         )
         return self.record.resume if story is None else story.resume(self.record)

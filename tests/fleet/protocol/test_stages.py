@@ -17,13 +17,12 @@ from loadgen.simulator.traffic import Traffic
 from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
 from shared.core.record import record as life
-from shared.core.worker.step import Finished, TurnDone
+from shared.core.worker.step import Finished, Ran, TurnDone
 from shared.measure import Measure
 from shared.policy import registry
 from shared.policy.seam import Policy, View
 from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Body, PlanAck, Record, Sampling
-from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
@@ -35,6 +34,7 @@ from shared.vocabulary import (
 from tests import made
 from tests.shared.core.chaos_policy import Watched
 from tests.shared.core.placed_record import placed
+from tests.simulated.folding import fold
 
 SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
 END = 7  # the token that ends thinking
@@ -143,7 +143,7 @@ class One:
         done = [TurnDone(step.work[0].tokens + len(tokens) - 1, tokens, "", None)]
         return self.keep(
             self.core.finish(
-                done, started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, exec_s=1.0, idle_s=0.0
+                Ran(done, 1.0), started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, idle_s=0.0
             )
         ).ack
 

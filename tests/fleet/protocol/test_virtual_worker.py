@@ -119,11 +119,10 @@ class Both:
         times = {
             "started_unix_s": self.now_s - exec_s,
             "ended_unix_s": self.now_s,
-            "exec_s": exec_s,
             "idle_s": 0.0,
         }
-        ack, overs = self.virtual.finish(**times)
-        finished = self.real.finish(done, **times)
+        ack, overs = self.virtual.finish(exec_s=exec_s, **times)
+        finished = self.real.finish(ran._replace(exec_s=exec_s), **times)
         assert facts_of(ack) == facts_of(finished.ack)
         assert [(o.key, o.why, o.resume.measure) for o in overs] == [
             (o.key, o.why, o.resume.measure) for o in finished.overs

@@ -23,7 +23,6 @@ from services.relegation.service import Relegation
 from services.worker import service as worker
 from services.worker.config import WorkerConfig
 from services.worker.engines.sim.engine import SimEngine, readable_token
-from services.worker.runner import VirtualRunner
 from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import RefusedError
@@ -36,16 +35,18 @@ from shared.perf import profile_file as profiles
 from shared.perf.draft import DRAFT
 from shared.process.fleet_time import FleetTime
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
-from shared.store.acklog import decode_entry, fold
+from shared.store.acklog import decode_entry
 from shared.store.seal import opened
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests import made
 from tests.chaos.sabotage.sitecustomize import spoil_acks
 from tests.fleet.protocol.scene import CALM, Scene, Seen
 from tests.simulated.bus import SimNet
+from tests.simulated.folding import fold
 from tests.simulated.process import SimProcess
+from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import run_virtual
 
 PROFILE = "a100-llama3-8b"
@@ -108,7 +109,7 @@ class World:
             process.spawn(time.keep())
         if kind == "admission":
             cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0, lost_limit=100)
-            service = Admission(cfg, bus, clock, Tokenizer.builtin(), Off(), rng)
+            service = Admission(cfg, bus, clock, Tokenizer.builtin(), Tracing(), rng)
             self.cores[name] = service.core.check
             await service.run(stop)
         elif kind == "planner":
@@ -116,7 +117,7 @@ class World:
                 PlannerConfig(policy=self.scene.policy, settings=self.scene.settings),
                 bus,
                 clock,
-                Off(),
+                Tracing(),
                 rng,
             )
             self.cores[name] = lambda: (
@@ -126,7 +127,7 @@ class World:
             self.planners.append(planner)
             await planner.run(stop)
         elif kind == "relegation":
-            relegation = Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng)
+            relegation = Relegation(RelegationConfig(list_s=2.0), bus, clock, Tracing(), rng)
             self.cores[name] = lambda: relegation.core.check()
             await relegation.run(stop)
         else:
@@ -156,7 +157,7 @@ class World:
                 clock,
                 VirtualRunner(StepRunner(engine, tokenizer)),
                 stop,
-                tracing=Off(),
+                tracing=Tracing(),
                 rng=rng,
             )
 

@@ -11,7 +11,6 @@ from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.report import engine_time
 from loadgen.load.tally import Tally
 from services.admission.intake.reading import resolve
-from services.worker.runner import VirtualRunner
 from shared import subjects
 from shared.bus.api import Bus
 from shared.core.worker.step import Ran, Step
@@ -24,6 +23,7 @@ from tests.fleet.protocol.scene import CALM, Scene
 from tests.fleet.protocol.world import World
 from tests.loadgen.load.test_send import one
 from tests.simulated.bus import SimNet
+from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import run_virtual
 
 MULTIPLES = load_tiers("sola-10x")

@@ -22,7 +22,7 @@ from shared.schemas import (
     Received,
     Sampling,
 )
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId, Slo
 from tests.shared.routing.digests import digest
@@ -51,7 +51,7 @@ class Beside:
             self.net.connect("admission"),
             self.net.clock,
             Tokenizer.builtin(),
-            Off(),
+            Tracing(),
             Random(2),
         )
         self._running = asyncio.create_task(admission.run(self._stop))

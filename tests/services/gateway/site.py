@@ -17,7 +17,7 @@ from services.gateway.service import listen, serve
 from shared import subjects
 from shared.bus.nats import connect
 from shared.schemas import GenerateRequest
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import RequestKey
 from tests.services.gateway.standin_fleet import StandIn, standing_in
 
@@ -79,7 +79,7 @@ def _sent(body: Any, key: str | None, headers: dict[str, str]) -> dict[str, Any]
 async def gateway(
     nats_url: str, **settings: Any
 ) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Task[None]]]:
-    tracing = settings.pop("tracing", Off())
+    tracing = settings.pop("tracing", Tracing())
     cfg = GatewayConfig(url=nats_url, port=0, **{**PATIENT, **settings})
     listener, stop = listen(cfg), asyncio.Event()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

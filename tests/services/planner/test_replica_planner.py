@@ -46,7 +46,7 @@ from shared.schemas import (
 from shared.store.leases import Lease
 from shared.store.presence import Absences
 from shared.telemetry.instruments import Registry
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import ReplicaId
 from tests import made
 from tests.simulated.broker import Faults
@@ -67,7 +67,7 @@ def offer(n: int) -> Offer:
 class Asked:
     """A message that wants an answer, and the answers it has had."""
 
-    subject, headers, wants_reply, json = "", dict[str, str](), True, False
+    subject, headers, json = "", dict[str, str](), False
     payload_bytes = 0
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ async def a_seat() -> tuple[ReplicaPlanner, SimBus]:
     assert await lease.acquire()
     cfg = PlannerConfig(policy="fcfs")
     planner = ReplicaPlanner(
-        cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry())
+        cfg, "p", bus, net.clock, lease, ANNOUNCE, Tracing(), PlannerMetrics(Registry())
     )
     return planner, net.connect("worker")
 
@@ -298,7 +298,7 @@ async def test_another_profile_ends_the_seat():
 async def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others():
     net = SimNet(Random(1), Faults())
     planner = Planner(
-        PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Off(), Random(2)
+        PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Tracing(), Random(2)
     )
     worker, stop = net.connect("worker"), asyncio.Event()
     running = asyncio.create_task(planner.run(stop))
@@ -310,8 +310,8 @@ async def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_o
 
     await announce(2.0)
     core = planner._planners[R].core
-    core._slots.give_back(0)
-    core._slots.retire(0, 1)  # the slot is free and is not
+    core._desk.slots.give_back(0)
+    core._desk.slots.retire(0, 1)  # the slot is free and is not
     assert list(planner._planners) == [R]
     await announce(IDLE_S)
     stop.set()

@@ -11,7 +11,7 @@ from services.relegation.service import Relegation
 from shared.core.relegation.relegation import Expire, Queued, RelegationCore
 from shared.core.tick import Tick
 from shared.schemas import Record
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import FinishReason, ServiceClass, Slo
 from tests import made
 from tests.simulated.broker import Faults
@@ -62,7 +62,7 @@ def test_a_request_expires_at_its_instant_live_as_simulated():
             net.requests.create(
                 f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
             )
-        service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Off(), Random(2))
+        service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Tracing(), Random(2))
         stop = asyncio.Event()
         running = asyncio.create_task(service.run(stop))
         await asyncio.sleep(10.0)
@@ -84,7 +84,7 @@ async def test_a_record_that_is_damaged_when_it_expires_is_not_waited_for():
         f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
     )
     service = Relegation(
-        RelegationConfig(list_s=6.0), net.connect("a"), net.clock, Off(), Random(2)
+        RelegationConfig(list_s=6.0), net.connect("a"), net.clock, Tracing(), Random(2)
     )
     stop = asyncio.Event()
     running = asyncio.create_task(service.run(stop))
@@ -105,7 +105,7 @@ async def test_without_the_lease_nothing_expires_and_with_it_everything_that_is_
         f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
     )
     held = net.leases.create("relegation", b"another", 3.0, now_s=net.loop.time())
-    service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Off(), Random(2))
+    service = Relegation(RelegationConfig(), net.connect("a"), net.clock, Tracing(), Random(2))
     stop = asyncio.Event()
     running = asyncio.create_task(service.run(stop))
     for _ in range(5):

@@ -12,7 +12,6 @@ from services.worker.ack_writer import AckWriter, FencedError
 from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
 from services.worker.engines.sim.engine import SimEngine
-from services.worker.runner import VirtualRunner
 from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import Call
@@ -21,13 +20,14 @@ from shared.perf import profile_file as profiles
 from shared.schemas import Announce, Snapshot
 from shared.store.acklog import decode_entry
 from shared.store.records import Records, Stored
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
 from tests.fleet.protocol.scene import Scene
 from tests.fleet.protocol.world import run
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
+from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import virtual
 
 QUIET = True
@@ -57,7 +57,7 @@ class Serving:
                 net.clock,
                 VirtualRunner(StepRunner(engine, tokenizer)),
                 self.stop,
-                tracing=Off(),
+                tracing=Tracing(),
                 rng=Random(2),
             )
         )

@@ -10,16 +10,16 @@ from services.worker import service as worker
 from services.worker.config import WorkerConfig
 from services.worker.engines.make import sim_facts
 from services.worker.engines.sim.engine import SimEngine
-from services.worker.runner import VirtualRunner
 from services.worker.step_runner import StepRunner
 from shared import subjects
 from shared.bus.api import Call
 from shared.perf import profile_file as profiles
 from shared.schemas import Announce
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
+from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import run_virtual
 
 
@@ -42,7 +42,7 @@ async def announced(longest_chain: int) -> Announce:
             net.clock,
             VirtualRunner(StepRunner(engine, tokenizer)),
             asyncio.Event(),
-            tracing=Off(),
+            tracing=Tracing(),
         )
     )
     found = await heard

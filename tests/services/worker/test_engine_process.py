@@ -20,13 +20,14 @@ pytest.importorskip("torch")
 from services.worker.config import WorkerConfig
 from services.worker.engine_process import EngineProcess, Watchdog, engine_process
 from services.worker.engines.make import make
-from services.worker.runner import Runner, VirtualRunner
+from services.worker.runner import Runner
 from services.worker.step_runner import StepRunner
 from shared.core.worker.step import Load, Ran, Step, Work
 from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
 from shared.vocabulary import FinishReason
 from tests.fleet.processes import children_of, gone, wait_for
+from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import virtual
 
 TORCH = WorkerConfig(engine="torch", profile_s=0.0, kv_blocks=64, max_slots=8)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from services.worker.engine import Outcome
+from services.worker.engines.profiling import Measurement, fit_engine
 from services.worker.engines.sim.engine import SimEngine
-from services.worker.profiling import Measurement, fit_engine
 from shared.core.worker.step import Work
 from shared.perf import profile_file as store
 from shared.perf.fitting import Timed, error_of

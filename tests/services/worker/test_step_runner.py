@@ -124,16 +124,7 @@ class Worker:
         step = self.core.begin(now_unix_s=NOW)
         assert step is not None
         ran = self.ran = run_step(self.engine, self.processor, step)
-        finished = self.core.finish(
-            ran.done,
-            started_unix_s=NOW,
-            ended_unix_s=NOW,
-            exec_s=ran.exec_s,
-            idle_s=0.0,
-            outside_s=ran.outside_s,
-            shared_blocks=ran.shared_blocks,
-            draft_shared_blocks=ran.draft_shared_blocks,
-        )
+        finished = self.core.finish(ran, started_unix_s=NOW, ended_unix_s=NOW, idle_s=0.0)
         self.core.check()
         return finished
 

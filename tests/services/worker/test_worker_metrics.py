@@ -68,11 +68,7 @@ class Bench:
             done.append(TurnDone(work.tokens, tokens, "a" if tokens else "", end, cached=cached))
         ran = Ran(done, ended_s - began_s)
         finished = self.core.finish(
-            done,
-            started_unix_s=ARRIVED + began_s,
-            ended_unix_s=ARRIVED + ended_s,
-            exec_s=ran.exec_s,
-            idle_s=0.0,
+            ran, started_unix_s=ARRIVED + began_s, ended_unix_s=ARRIVED + ended_s, idle_s=0.0
         )
         self.metrics.ran(step, ran, 0.0, ARRIVED + began_s, ARRIVED + ended_s)
         self.metrics.over(finished.overs)

@@ -102,7 +102,7 @@ async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
     )
     assert answer == Echo(text="A", number=2)
     assert calls[0].headers["traceparent"] == headers["traceparent"]
-    assert (calls[0].subject, calls[0].wants_reply, calls[0].json) == (f"t.{unique}", True, False)
+    assert (calls[0].subject, calls[0].json) == (f"t.{unique}", False)
     await replies.done()
 
 
@@ -176,16 +176,14 @@ async def test_a_published_message_says_whether_its_sender_speaks_json(
     bus_pair: BusPair, unique: str
 ) -> None:
     one, two = bus_pair
-    seen: list[tuple[Echo, bool, bool]] = []
-    await one.subscribe(
-        f"t.{unique}.*", Echo, lambda msg, call: seen.append((msg, call.json, call.wants_reply))
-    )
+    seen: list[tuple[Echo, bool]] = []
+    await one.subscribe(f"t.{unique}.*", Echo, lambda msg, call: seen.append((msg, call.json)))
     await two.publish(f"t.{unique}.x", Echo(text="é", number=1), json=True)
     await two.publish(f"t.{unique}.x", Echo(text="é", number=2))
     await until(lambda: len(seen) == 2)
     assert seen == [
-        (Echo(text="é", number=1), True, False),
-        (Echo(text="é", number=2), False, False),
+        (Echo(text="é", number=1), True),
+        (Echo(text="é", number=2), False),
     ]
 
 

@@ -22,13 +22,14 @@ from shared.core.replica.events import (
     NeedResync,
     Refused,
     ReplicaEvent,
+    ReplicaSettings,
     SendHold,
     SendPlan,
     Synced,
 )
-from shared.core.replica.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
-from shared.core.worker.step import Finished, Load, Step, TurnDone, Work
+from shared.core.worker.step import Finished, Load, Ran, Step, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import (
@@ -323,14 +324,16 @@ class Shells(ABC):
         now_s = self.line.now_s
         self.stored(
             self.worker.finish(
-                done,
+                Ran(
+                    done,
+                    now_s - began_s,
+                    drafted_s=drafted_s,
+                    shared_blocks=state.shared_blocks,
+                    draft_shared_blocks=state.draft_shared_blocks,
+                ),
                 started_unix_s=began_s,
                 ended_unix_s=now_s,
-                exec_s=now_s - began_s,
                 idle_s=0.0,
-                drafted_s=drafted_s,
-                shared_blocks=state.shared_blocks,
-                draft_shared_blocks=state.draft_shared_blocks,
             )
         )
         self.go_on()

@@ -161,5 +161,14 @@ def test_a_digest_names_the_block_size_of_its_replica() -> None:
     )
     table = RequestTable(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)
     profile = profile_file.read("a100-llama3-8b").profile()
-    published = digest_of(announce, table, (), profile, planner="p", now_unix_s=NOW)
+    published = digest_of(
+        announce,
+        table,
+        (),
+        profile,
+        planner="p",
+        now_unix_s=NOW,
+        free_slots=1,
+        best_effort_waiting=4,
+    )
     assert (published.kv_free_blocks, published.block_tokens) == (9, 32)

@@ -8,7 +8,7 @@ import pytest
 
 from services.worker.core.worker import WorkerCore
 from shared.columns import pack
-from shared.core.worker.step import TurnDone
+from shared.core.worker.step import Ran, TurnDone
 from shared.policy.need import Pace, needed_tokens, paces_of
 from shared.schemas import BatchPlan, Body, Record, Sampling, Selection
 from shared.vocabulary import ReplicaId, Slo
@@ -90,13 +90,12 @@ def test_a_need_is_of_the_tokens_and_the_instant_when_the_iteration_begins(seed:
         assert core.plan(plan(seq, every, 5, 4, relegated=leaves)) is None
         did = {slot: rng.randint(1, 5) if made[slot] else 1 for slot in every}
         ended_s = now_s + rng.uniform(0.01, 0.4)
-        core.finish(
-            [
-                TurnDone(work.tokens if not made[0] else n, (7,) * n, "", None, int(n > 1))
-                for work, n in ((work, did[work.slot]) for work in turn.work)
-            ],
-            started_unix_s=now_s, ended_unix_s=ended_s, exec_s=ended_s - now_s, idle_s=0.0,
-        )  # fmt: skip
+        done = [
+            TurnDone(work.tokens if not made[0] else n, (7,) * n, "", None, int(n > 1))
+            for work, n in ((work, did[work.slot]) for work in turn.work)
+        ]
+        ran = Ran(done, ended_s - now_s)
+        core.finish(ran, started_unix_s=now_s, ended_unix_s=ended_s, idle_s=0.0)
         first_s = first_s or ended_s
         made = {slot: made[slot] + did[slot] for slot in every}
         now_s = ended_s + rng.choice([0.0, 0.003])

@@ -14,7 +14,6 @@ from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import (
     Attention,
     PiecewiseTokens,
-    RooflinePlusAttention,
     SlosServeRoofline,
     SolaPolynomial,
     TokenTable,
@@ -53,9 +52,6 @@ OVERHEAD_S = 0.001
 
 ROOFLINE = SlosServeRoofline(k1a=8e-5, b_a=0.0065, k1b=6.8e-5, b_b=0.0123)
 SOLA = SolaPolynomial(a0=3.8e-9, b0=3e-9, c0=6.4e-5, d0=0.0037, a1=4.6e-5, b1=8e-8, c1=0.0102)
-SEVEN = RooflinePlusAttention(
-    b0=0.0109, k0=3.7e-5, b1=0.0078, k1=6.7e-5, p1=3.9e-9, p2=2e-9, d1=8.3e-8
-)
 # a decode's own cost came out negative
 ATTENTION = Attention(e=0.0011, p1=3.8e-9, p2=2.2e-9, d0=3.4e-4, d1=-6.3e-6, d2=8.5e-8)
 PIECEWISE = PiecewiseTokens(
@@ -108,7 +104,6 @@ PREFILL_DEAR = StratifiedLinear(
 FORMS: tuple[Form, ...] = (
     ROOFLINE,
     SOLA,
-    SEVEN,
     PIECEWISE,
     TABLE,
     ASCENDRA,
@@ -219,19 +214,15 @@ def test_a_further_chunk_or_decode_never_takes_less_time(
     )
 
 
-EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SEVEN, SOLA, ASCENDRA)]
+EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SOLA, ASCENDRA)]
 
 
 @given(shape=shapes())
 def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
     if not shape.tokens:
         return
-    tokens, attention = (
-        shape.tokens,
-        3.9e-9 * shape.prefill_cross + 2e-9 * shape.prefill_sq + 8.3e-8 * shape.decode_context,
-    )
+    tokens = shape.tokens
     roofline_s = max(8e-5 * tokens + 0.0065, 6.8e-5 * tokens + 0.0123)
-    seven_s = max(0.0109 + 3.7e-5 * tokens, 0.0078 + 6.7e-5 * tokens) + attention
     prefill_s = (
         3.8e-9 * shape.prefill_cross
         + 3e-9 * shape.prefill_sq
@@ -252,7 +243,7 @@ def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
         + 1.13 * flops_s
         + 0.0013
     )
-    for profile, expected_s in zip(EXACT, (roofline_s, seven_s, sola_s, ascendra_s), strict=True):
+    for profile, expected_s in zip(EXACT, (roofline_s, sola_s, ascendra_s), strict=True):
         assert profile.batch_s(shape) == pytest.approx(expected_s + OVERHEAD_S, rel=1e-9)
 
 

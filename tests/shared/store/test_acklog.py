@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from shared.columns import pack, unpack_list
 from shared.measure import Measure
 from shared.schemas import Held, PlanAck, Resume, Snapshot, SnapshotEntry
-from shared.store.acklog import Stories, decode_log, encode_entry, fold, fold_in_turns
+from shared.store.acklog import Stories, decode_log, encode_entry, fold_in_turns
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests import made
+from tests.simulated.folding import fold
 
 R, KEY = ReplicaId("r1"), RequestKey("acme.q1")
 BEFORE = Resume(tokens=pack([7, 8]), text="gh", measure=Measure(tokens=2))

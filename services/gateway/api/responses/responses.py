@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from services.gateway.api import asking
 from services.gateway.api.api_format import Frame, Head
-from services.gateway.api.asking import Alternatives, ShortString, StopString, Tokens
+from services.gateway.api.asking import Alternatives, AnyBody, ShortString, Tokens
 from services.gateway.api.chats import ChatBody, ChatFormat
 from services.gateway.api.formats import NamedSchema, ResponseFormat
 from services.gateway.api.responses import items as response_items
@@ -87,18 +87,10 @@ class ResponseStreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
-class ResponseBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`null` means the default, as in OpenAI's API. The last fields before those without effect are
-    vLLM's.
-    """
-
+class ResponseBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: str | list[dict[str, Any]]
-    model: ShortString | None = None
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[FlatTool], Meta(max_length=TOOLS_LIMIT)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamed | None = None
@@ -109,14 +101,7 @@ class ResponseBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
-    service_tier: Annotated[str, Meta(max_length=64)] | None = None
-    user: ShortString | None = None
     prompt_cache_key: ShortString | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
-    priority: Annotated[int, Meta(ge=-999, le=999)] | None = None
-    ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Accepted without effect:
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
@@ -230,19 +215,11 @@ def _as_chat(body: ResponseBody, hosted: list[str]) -> AskedAsResponse:
         raise PeerError(f"top_logprobs needs {LOGPROBS} in include", param="top_logprobs")
     choice = body.tool_choice
     return AskedAsResponse(
+        **{name: getattr(body, name) for name in AnyBody.__struct_fields__},
         origin=body,
         hosted=hosted,
         messages=response_items.messages_of(body.input, body.instructions),
-        model=body.model,
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=body.stop,
-        ignore_eos=body.ignore_eos,
-        priority=body.priority,
-        stream=body.stream,
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=NamedTool(function=Named(name=choice.name), type="function")
         if isinstance(choice, FlatNamed)
@@ -253,8 +230,6 @@ def _as_chat(body: ResponseBody, hosted: list[str]) -> AskedAsResponse:
         chat_template_kwargs=body.chat_template_kwargs,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs if logprobs else None,
-        service_tier=body.service_tier,
-        user=body.user,
         prompt_cache_key=body.prompt_cache_key,
     )
 

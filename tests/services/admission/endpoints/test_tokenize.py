@@ -14,7 +14,7 @@ class Asked:
     """A question's call."""
 
     headers: dict[str, str] = {}  # noqa: RUF012
-    wants_reply, json, payload_bytes = True, False, SMALLEST_BYTES
+    json, payload_bytes = False, SMALLEST_BYTES
 
     def __init__(self, tenant: str) -> None:
         self.subject = subjects.tokens(tenant)

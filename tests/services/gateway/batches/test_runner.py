@@ -99,7 +99,7 @@ async def test_a_line_that_ends_before_it_began_takes_no_room(nats_url: str) -> 
             await run.run()
         assert asker.asked == [id_of(record.id, 1)]
         async with asyncio.timeout(WITHIN_S / 10):
-            await room.take(2, 2 * len(LINES[0]))
+            await room.take(2 * len(LINES[0]))
 
 
 @pytest.mark.parametrize("what", ["record", "chunk"])

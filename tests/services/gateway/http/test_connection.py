@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve, within_open_files
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from tests.services.gateway.site import WITHIN_S, gateway, site
 
 HEAD_S = 0.5
@@ -122,7 +122,7 @@ async def test_ipv6_is_served(
     cfg = GatewayConfig(url=nats_url, host=host, port=0, without_keys=True)
     listener, stop = listen(cfg), asyncio.Event()
     port = listener.getsockname()[1]
-    serving = asyncio.create_task(serve(cfg, listener, stop, Off()))
+    serving = asyncio.create_task(serve(cfg, listener, stop, Tracing()))
     for each in reached:
         async with httpx.AsyncClient() as http:
             assert (await http.get(f"http://{each}:{port}/health")).status_code == 200

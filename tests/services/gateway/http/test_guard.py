@@ -17,7 +17,7 @@ from shared.bus.nats import connect
 from shared.errors import ConfigError
 from shared.process.configuration import load
 from shared.rules import http_keys
-from shared.telemetry.telemetry import Off
+from shared.telemetry.telemetry import Tracing
 from tests.self_signed import certificate_in
 from tests.services.gateway.site import WITHIN_S, key_of, new_id, site
 from tests.services.gateway.standin_fleet import MODEL, standing_in
@@ -150,7 +150,7 @@ async def tls_gateway(nats_url: str, **settings: Any) -> AsyncIterator[str]:
         url=nats_url, port=0, fresh_s=WITHIN_S, submit_s=WITHIN_S, drain_s=2.0, **settings
     )
     listener, stop = listen(cfg), asyncio.Event()
-    serving = asyncio.create_task(serve(cfg, listener, stop, Off()))
+    serving = asyncio.create_task(serve(cfg, listener, stop, Tracing()))
     try:
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     finally:
@@ -196,6 +196,6 @@ async def test_a_certificate_that_cannot_be_used_stops_the_start(
     for pair in ((absent, key), (odd, key), (cert, odd)):
         cfg = GatewayConfig(port=0, tls_cert=str(pair[0]), tls_key=str(pair[1]))
         with listen(cfg) as listener, pytest.raises(ConfigError, match=str(pair[0])):
-            await serve(cfg, listener, asyncio.Event(), Off())
+            await serve(cfg, listener, asyncio.Event(), Tracing())
     with pytest.raises(ConfigError, match="come together"):
         load(GatewayConfig, "gateway", {"SLACKLINE_GATEWAY_TLS_CERT": str(cert)})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.columns import pack
 from shared.core.record import record as life
 from shared.core.record.time_accounting import Chunk, Spent, TimeAccounting
-from shared.core.worker.step import TurnDone
+from shared.core.worker.step import Ran, TurnDone
 from shared.request_timeline import (
     CAUSES,
     HAPPENINGS,
@@ -29,7 +29,6 @@ from shared.schemas import (
     Record,
     Sampling,
 )
-from shared.store import acklog
 from shared.vocabulary import (
     RecordState,
     ReplicaId,
@@ -38,6 +37,7 @@ from shared.vocabulary import (
     Slo,
 )
 from tests import made
+from tests.simulated.folding import fold
 
 SLOTS, PROMPT, OUTPUT = 6, 40, 12
 CLOSE_S = 1e-6
@@ -111,7 +111,7 @@ class Replica:
             for work in turn.work
         ]
         finished = self.core.finish(
-            done, started_unix_s=started_s, ended_unix_s=ended_s, exec_s=exec_s, idle_s=0.0
+            Ran(done, exec_s), started_unix_s=started_s, ended_unix_s=ended_s, idle_s=0.0
         )
         self.core.check()
         self.log.append(finished.ack)
@@ -172,7 +172,7 @@ def test_an_account_adds_up_to_the_life_of_its_request_across_replicas_and_the_l
                 replica.hold(records[key], now_s)
                 waiting.remove(key)
         now_s, overs = replica.iterate(now_s)
-        stories = acklog.fold(replica.log, replica.core.replica)
+        stories = fold(replica.log, replica.core.replica)
         for page in replica.core.snapshots():
             for entry in page.entries:
                 record = records[entry.held.key]

@@ -6,17 +6,17 @@ from msgspec.structs import replace
 
 from shared.columns import pack
 from shared.core.worker.held_request import HeldRequest
-from shared.core.worker.step import TurnDone
+from shared.core.worker.step import Ran, TurnDone
 from shared.schemas import (
     Body,
     LogEntry,
     Resume,
     Sampling,
 )
-from shared.store.acklog import fold
 from shared.vocabulary import FinishReason, ReplicaId
 from tests import made
 from tests.shared.core.placed_record import placed
+from tests.simulated.folding import fold
 
 RECORD = made.record(attempt=1, expires_unix_s=1000000.0, prompt_tokens=4, max_tokens=40)
 
@@ -57,7 +57,7 @@ class Attempt:
         assert self.worker.begin(now_unix_s=seq) is not None
         did = TurnDone(computed, (7,) * tokens, "x" * tokens, None, cached=cached)
         finished = self.worker.finish(
-            [did], started_unix_s=seq, ended_unix_s=seq + 0.5, exec_s=0.5, idle_s=0.0
+            Ran([did], 0.5), started_unix_s=seq, ended_unix_s=seq + 0.5, idle_s=0.0
         )
         self.log.append(finished.ack)
         self.worker.check()
