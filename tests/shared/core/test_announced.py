@@ -239,10 +239,10 @@ async def test_a_seat_is_taken_anew_when_the_worker_measured_anew(
 
     async def restart() -> None:
         await asyncio.sleep(1.0)
-        seats.append(next(iter(world.planners[0]._planners.values())).core._profile.name)
+        seats.append(next(iter(world.planners[0]._planners.values())).core._learned.profile.name)
         world.processes["worker-r0"].kill()
         await asyncio.sleep(8.0)
-        seats.append(next(iter(world.planners[0]._planners.values())).core._profile.name)
+        seats.append(next(iter(world.planners[0]._planners.values())).core._learned.profile.name)
 
     restarted = asyncio.ensure_future(restart())
     await world.play()
