@@ -7,7 +7,7 @@ import numpy as np
 
 from loadgen.load.mix import PlannedRequest
 from shared.perf.iteration_time import Profile
-from shared.policy.slackline.price import prices_of
+from shared.policy.slackline.prices import prices_of
 
 
 class Window(NamedTuple):

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from loadgen.bound.limit import Bound, bound
+from loadgen.lab.papers.without import WITHOUT, changed
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace, read_trace
@@ -25,7 +26,7 @@ from shared.rules.tiers import QOSERVE_3, TierSet
 from shared.vocabulary import Definition
 
 # The version of a policy's figures: raise it with every change that moves them.
-VERSIONS: dict[str, int] = {}
+VERSIONS: dict[str, int] = {"slackline": 2}
 BURSTS, BURSTY_GAPS = "azure-code", "gamma:2"  # the stand-in for that trace: docs/simulator.md
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
@@ -262,9 +263,12 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     if run.policy == BOUND:
         limit = bound(requests, _judged(run), run.profile, run.replicas)
         return RunResult(run=run, figures=None, on=today, wall_s=limit.wall_s, bound=limit)
-    trial = trial_of(run)
+    constant = run.settings.get(WITHOUT, "")
+    settings = {key: value for key, value in run.settings.items() if key != WITHOUT}
+    trial = trial_of(replace(run, settings=settings))
     # None for sessions with rounds, which are judged at the end: such a run cannot stop early.
     most = most_missed(requests, run.most_violated)
-    result = trial.serve(requests, keep_times=False, most_missed=most)
+    with changed(constant):
+        result = trial.serve(requests, keep_times=False, most_missed=most)
     figures = None if result.stopped else figures_of(trial, requests, result)
     return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s)

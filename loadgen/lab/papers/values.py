@@ -112,16 +112,18 @@ def important_met(figures: Figures) -> float:
     return 100 - important_violated(figures)
 
 
-def met_worth(run: Run) -> Value:
-    """Requests whose SLO was met, in %, where one counts as often as its tier is important."""
+def met_worth(run: Run, seeds: Sequence[int] = ()) -> Value:
+    """Requests whose SLO was met, in %, where one counts as often as it is important."""
 
     def read(figures: Figures) -> float:
-        tiers = run.tiers.tiers
-        groups = [(tiers[name].importance, group) for name, group in figures.by_tier.items()]
-        offered = sum(importance * group.offered for importance, group in groups)
-        return 100 * (1 - sum(worth * group.violated for worth, group in groups) / offered)
+        tiers, groups = run.tiers.tiers, figures.by_tier
+        found = [(tiers[name].importance, group) for name, group in groups.items()]
+        if run.important:
+            found = [(float(name), group) for name, group in figures.by_importance.items()]
+        offered = sum(importance * group.offered for importance, group in found)
+        return 100 * (1 - sum(worth * group.violated for worth, group in found) / offered)
 
-    return of(read, run)
+    return of(read, run, seeds)
 
 
 def bound_met(run: Run, seeds: Sequence[int]) -> Value:

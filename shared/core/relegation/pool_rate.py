@@ -11,7 +11,7 @@ MEMORY_S = 30.0  # of time in which requests waited
 # fleet: so long it counts as this part of the speed of a fleet that does nothing else. That is
 # forgotten as all is.
 PRIOR_S, PRIOR = 3.0, 0.05
-LEAST = 0.02  # of that speed: what best-effort gets at least (policy/slackline/owed.py)
+LEAST = 0.01  # of that speed: what best-effort gets at least (policy/slackline/policy.py)
 TAKEN_LIMIT = 4096  # requests remembered, should they come back
 
 

@@ -1,18 +1,14 @@
-"""One iteration: the decodes that run beside the prefills that wait, and its end.
+"""One iteration: how long it lasts, and what runs in it.
 
-- *Length*: until the first token of a decode is due. A decode whose token cannot come in time any
-  more constrains nobody, but then the batch takes no longer than the tightest pace, or two passes.
-- *Due only*: where not everything fits beside all decodes, those run whose token is due before the
-  batch after this one would end, as many as fit; the others too where prefills leave time, since
-  they find no KV.
-- *Alone*: the prefills due first run without any decode, if the last of them would be late beside
-  the decodes and is in time so, and passes after them still keep all due times (token_order.py).
-- *In time*: the batch ends where a prefill that it completes is due.
-- *Best-effort* requests run only once everything else has fitted, but where they are owed time:
-  then they come first, beside the decodes that are due, or alone while no decode is due.
+- It lasts until the first token of a decode is due.
+- It ends where a prefill that it completes is due.
+- The prefills due first run alone, if that saves one of them and every token is in time after it.
+- Where not all fits, decodes whose token is not due before the next iteration ends sit out.
+- Best-effort requests run in the time that is left, or first where their share is owed.
 """
 
 import math
+from functools import cached_property
 
 import numpy as np
 
@@ -20,62 +16,126 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.prefills_alone import whole_prefills
-from shared.policy.seam import Bools, Choice, View
-from shared.policy.slackline.token_order import MARGIN_S, Timing, TokenOrder, token_order
+from shared.policy.seam import Bools, Choice, Floats, View
+from shared.policy.slackline.bounds import LOOSE_S, MARGIN_S, Decodes, Prefills
+from shared.policy.slackline.give_way import BATCH_TOKENS
 
-BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
-# An iteration in which best-effort requests come first lasts so many passes of all decodes at most.
-PASSES = 1.5
-# Of the prefills due first so many are looked at one by one.
-FIRST = 12
-# With a draft model each decode has so many blocks left for drafts, beside the one to grow by.
-DRAFT_BLOCKS = 2
+FIRST = 12  # of the prefills due first so many are looked at one by one
+DRAFT_BLOCKS = 2  # with a draft model, prefills that begin leave each decode so many blocks
 
 
-def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: Bools) -> Choice:
-    """The choice for these decodes, and for the standard prefills in `order`. `spare`: [rows] the
-    best-effort requests that run in the time which is left.
+class Order:
+    """Standard decodes in the order in which their tokens are due."""
+
+    def __init__(self, view: View, decodes: Decodes) -> None:
+        self._view, self.decodes = view, decodes
+        self.pace_s = float(decodes.pace_s.min(initial=math.inf))
+        shape = chunk.decodes_of(view, decodes.rows)
+        self.every_s = view.profile.batch_s(shape) + MARGIN_S  # a pass of all
+        self.earliest_s = float(decodes.until_s.min(initial=math.inf))
+        self.all_kept = self.earliest_s >= self.every_s - 1e-9
+
+    @cached_property
+    def _sorted(self) -> Decodes:
+        return self.decodes.taken(self.decodes.until_s.argsort(kind="stable"))
+
+    @cached_property
+    def _pass_s(self) -> Floats:
+        """[decodes + 1] a pass of none, and of all up to each."""
+        batch_s, rows = self._view.profile.batch_s, self._sorted.rows
+        context = np.concatenate((np.zeros(1), self._view.top_tokens[rows].cumsum()))
+        count, last, every_s = len(rows), int(context[-1]), self.every_s - MARGIN_S
+        one_s = every_s - batch_s(BatchShape(decodes=1, decode_context=last))
+        token_s = (every_s - batch_s(BatchShape(decodes=count))) / max(last, 1)
+        fewer = np.arange(count, -1, -1) / max(count - 1, 1)
+        passes: Floats = every_s - one_s * fewer - token_s * (last - context)
+        return passes
+
+    @cached_property
+    def _in_time(self) -> Bools:
+        in_time: Bools = self._sorted.until_s >= self._pass_s[1:] + MARGIN_S - 1e-9
+        return in_time
+
+    @cached_property
+    def longest_s(self) -> float:
+        """Seconds that an iteration may take. A token that is late anyway constrains none, but then
+        the iteration is no longer than the tightest pace, or two passes.
+        """
+        if self.all_kept:
+            return self.earliest_s
+        kept, first_s = self._in_time, math.inf
+        if kept.any():
+            first_s = float(self._sorted.until_s[kept.argmax()])
+        return first_s if kept.all() else min(first_s, max(2 * self.every_s, self.pace_s))
+
+    @cached_property
+    def alone_s(self) -> float:
+        """Seconds that prefills may take without any decode, if passes come after."""
+        begin_s = np.sort(self._sorted.latest_s)
+        until_s = np.maximum(begin_s[0], begin_s - self._pass_s[0])
+        return float((until_s - self._pass_s[1:]).min()) - MARGIN_S
+
+    def running(self, longest_s: float) -> Rows:
+        """Those due before the iteration after one of this length would end, as many as fit."""
+        if self.all_kept:
+            return self.decodes.rows[self.decodes.even_s < 2 * longest_s - 1e-9]
+        fits = self._pass_s[1:] <= longest_s - MARGIN_S + 1e-9
+        due = self._sorted.even_s < 2 * longest_s - 1e-9
+        return self._sorted.rows[due & (fits | (self._sorted.until_s <= longest_s + 1e-9))]
+
+
+def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare: Bools) -> Choice:
+    """The choice for the decodes in `every`, and the standard prefills in `queue`. `spare`: [rows]
+    the best-effort requests that run in the time which is left.
     """
-    standard = every.rows[view.standard[every.rows]]
-    tokens = token_order(view, timing, standard)
-    longest_s = _longest_s(view, timing, tokens, order)
+    standard = order.decodes.rows
+    longest_s = order.longest_s
+    if not len(standard):
+        # no standard decode: no longer than a pace, so that an arrival need not wait
+        longest_s = _unpaced_s(view, queue.pace_s)
     budget_s = longest_s - MARGIN_S
-    if len(order):
-        if len(standard) and tokens.all_kept:
-            first = order[:FIRST]
-            # they must end a margin before they are due
-            until_s = timing.prefill_due_s[first] - MARGIN_S
-            without = whole_prefills(view, every, every.shape, first, until_s, tokens.latest_s)
-            if without is not None:
-                return without
-        running = _running(view, every, standard)
-        left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
-        if not _all_fit(view, running, order, left, budget_s):
-            running = _running(view, every, tokens.running(longest_s))
-        budget_s = _until_due(view, timing, running, order, budget_s)
-    else:
-        running = _running(view, every, standard)
-        if tokens.kept and view.profile.batch_s(running.shape) > budget_s:
-            running = _running(view, every, tokens.running(longest_s))
-        # best-effort requests spend no time that is left until a deadline
-        budget_s = min(budget_s, tokens.paced_s - MARGIN_S)
-    choice = filled(view, running, order, budget_s)
-    if len(order) and len(running.rows) < len(standard):
-        running, choice = _with_the_rest(view, running, tokens, order, choice, budget_s)
-    return with_best_effort(view, every, running, order, spare, choice, budget_s)
+    running = only(view, every, standard)
+    if len(queue.rows):
+        first, due_s = queue.rows[:FIRST], queue.due_s[:FIRST] - MARGIN_S
+        if len(standard) and order.all_kept and _some_late(view, every, first, due_s):
+            alone = whole_prefills(view, every, every.shape, first, due_s, order.alone_s)
+            if alone is not None:
+                return alone
+        if not _all_fit(view, running, queue.rows, budget_s):
+            running = only(view, every, order.running(longest_s))
+        budget_s = _until_due(view, running, first, due_s, budget_s)
+    elif len(standard) and view.profile.batch_s(running.shape) > budget_s:
+        running = only(view, every, order.running(longest_s))
+    choice = filled(view, running, queue.rows, budget_s)
+    return with_best_effort(view, every, running, queue.rows, spare, choice, budget_s)
 
 
-def filled(view: View, running: Decoding, order: Rows, budget_s: float) -> Choice:
-    """These decodes, and prefills in this order."""
+def _unpaced_s(view: View, paces_s: Floats) -> float:
+    """Seconds of an iteration without standard decodes: a pace, so that an arrival need not wait
+    for long, and no less than two passes.
+    """
+    paces_s = paces_s if len(paces_s) else view.tightest_tbt_s
+    least_s = 2 * view.profile.batch_s(BatchShape(decodes=1))
+    return max(float(paces_s.min(initial=LOOSE_S)), least_s)
+
+
+def filled(view: View, running: Decoding, queue: Rows, budget_s: float) -> Choice:
+    """These decodes, and prefills in this order. Those with a TTFT that find no KV let others by:
+    they wait no longer than until they are due.
+    """
     return chunk.fill(
         view,
         running,
-        order,
+        queue,
         limit_tokens=BATCH_TOKENS,
         budget_s=budget_s,
         passed=may_be_passed(view),
         kept_blocks=kept_for_drafts(view),
     )
+
+
+def may_be_passed(view: View) -> Bools:
+    return np.isfinite(view.next_due_unix_s) & view.standard
 
 
 def kept_for_drafts(view: View) -> int:
@@ -85,122 +145,60 @@ def kept_for_drafts(view: View) -> int:
     return DRAFT_BLOCKS * int(np.count_nonzero(view.in_decode & view.standard))
 
 
-def may_be_passed(view: View) -> Bools:
-    """[rows] the requests that others may pass where they find no KV: the standard ones with a TTFT
-    alone, which wait no longer than until they are due.
-    """
-    dated = np.isfinite(view.next_due_unix_s)
-    passed: Bools = dated & view.standard
-    return passed
+def stuck(view: View, every: Decoding, queue: Prefills) -> bool:
+    """True if none of these prefills finds KV."""
+    kept = kept_for_drafts(view)
+    if float(queue.blocks.sum()) <= every.free_blocks - len(every.rows) - kept:
+        return False
+    return chunk.none_finds_kv(view, every, queue.rows, may_be_passed(view), kept_blocks=kept)
 
 
-def _with_the_rest(
-    view: View,
-    running: Decoding,
-    tokens: TokenOrder,
-    order: Rows,
-    choice: Choice,
-    budget_s: float,
-) -> tuple[Decoding, Choice]:
-    """The choice with as many of the decodes that sit out as fit in the time that prefills leave:
-    they may find no KV, and each token brings the end of a decode nearer, which gives some back.
-    """
-    shape = chunk.shape_of(view, running, choice)
-    if view.profile.batch_s(shape.with_decodes(1, 0)) > budget_s:
-        return running, choice  # mostly prefills leave no time
-    rests = np.ones(view.rows, dtype=np.bool_)
-    rests[running.rows] = False
-    rest = tokens.rows[rests[tokens.rows]]
-    if not len(chunk.as_many_as_fit(view, shape, rest[:1], budget_s, at_least=0)):
-        return running, choice
-    more = _beside(view, running, rest, shape, budget_s, at_least=0)
-    return more, filled(view, more, order, budget_s)
-
-
-def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice | None:
-    """The choice in which best-effort requests come first, in the order of arrival, and the
-    standard prefills in `order` after them. No decode is late for it, and it is short: a prefill
-    may come that is due soon. None: there is no time for any of them, or no KV.
-    """
-    tokens = token_order(view, timing, every.rows[view.standard[every.rows]])
-    longest_s = _longest_s(view, timing, tokens, order)
-    if len(tokens.rows):
-        longest_s = min(longest_s, PASSES * tokens.every_s)
-    budget_s = longest_s - MARGIN_S
-    running = _running(view, every, tokens.running(longest_s))
-    oldest = every.rows[view.best_effort[every.rows]]
-    oldest = oldest[np.lexsort((view.slot[oldest], view.arrived_unix_s[oldest]))]
-    both = _beside(view, running, oldest, running.shape, budget_s, at_least=1)
-    waiting = _waiting(view, every, view.best_effort)
-    waiting = waiting[np.lexsort((view.slot[waiting], view.arrived_unix_s[waiting]))]
-    queue = np.concatenate((waiting, order))
-    choice = filled(view, both, queue, budget_s)
-    if has_best_effort(view, choice):
-        return choice
-    if not len(tokens.rows) or not tokens.all_kept:
-        return None
-    none = _running(view, every, every.rows[:0])
-    until_s = tokens.latest_s
-    choice = filled(view, none, waiting, until_s)
-    return choice if has_best_effort(view, choice) else None
-
-
-def has_best_effort(view: View, choice: Choice) -> bool:
-    """Some best-effort request runs in it."""
-    return not set(view.slot[view.best_effort].tolist()).isdisjoint(choice.slots.tolist())
-
-
-def _longest_s(view: View, timing: Timing, tokens: TokenOrder, order: Rows) -> float:
-    """The seconds that an iteration may take. `tokens`: of the standard decodes."""
-    if len(tokens.rows):
-        longest_s = tokens.first_due_s
-        if tokens.all_kept:
-            return longest_s
-        return min(longest_s, max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min())))
-    return longest_without_standard_s(view, timing, order if len(order) else slice(None))
-
-
-def longest_without_standard_s(view: View, timing: Timing, paced: Rows | slice) -> float:
-    """The seconds that an iteration without any standard decode may take: no more than the pace of
-    these requests, so that an arrival need not wait; but something must fit.
-    """
-    one_s = view.profile.batch_s(BatchShape(decodes=1))
-    return max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
-
-
-def _running(view: View, every: Decoding, rows: Rows) -> Decoding:
-    """These decodes alone. KV stays free for those that sit out to grow by a block."""
+def only(view: View, every: Decoding, rows: Rows) -> Decoding:
+    """These decodes alone. KV stays free for the others to grow by a block."""
     if len(rows) == len(every.rows):
         return every
-    shape = chunk.decodes_of(view, rows)
-    return every._replace(
-        rows=rows, shape=shape, free_blocks=every.free_blocks - (len(every.rows) - len(rows))
+    free_blocks = every.free_blocks - (len(every.rows) - len(rows))
+    return every._replace(rows=rows, shape=chunk.decodes_of(view, rows), free_blocks=free_blocks)
+
+
+def _whole(view: View, running: Decoding, queue: Rows) -> BatchShape:
+    """The decodes, and these prefills to their ends."""
+    cached = view.computed_tokens[queue].astype(np.float64)
+    left = view.target_tokens[queue] - cached
+    return running.shape._replace(
+        prefill_tokens=int(left.sum()),
+        prefills=len(left),
+        prefill_sq=float(left @ left),
+        prefill_cross=float(left @ cached),
+        prefill_has=int(cached.sum()),
     )
 
 
-def _all_fit(view: View, running: Decoding, order: Rows, left: int, budget_s: float) -> bool:
-    if left > BATCH_TOKENS:
+def _some_late(view: View, every: Decoding, first: Rows, due_s: Floats) -> bool:
+    """True if one of these may be late beside the decodes."""
+    return view.profile.batch_s(_whole(view, every, first)) > float(due_s.min())
+
+
+def _all_fit(view: View, running: Decoding, queue: Rows, budget_s: float) -> bool:
+    left = view.target_tokens[queue] - view.computed_tokens[queue]
+    if int(left.sum()) > BATCH_TOKENS:
         return False
-    shape = running.shape
-    for row in order.tolist():
-        cached = int(view.computed_tokens[row])
-        shape = shape.with_chunk(int(view.target_tokens[row]) - cached, cached)
-    return view.profile.batch_s(shape) <= budget_s
+    return view.profile.batch_s(_whole(view, running, queue)) <= budget_s
 
 
-def _until_due(
-    view: View, timing: Timing, running: Decoding, order: Rows, budget_s: float
-) -> float:
+def _until_due(view: View, running: Decoding, first: Rows, due_s: Floats, budget_s: float) -> float:
     """Seconds until the first prefill is due that the batch would complete after that."""
+    if float(due_s.min()) >= budget_s:
+        return budget_s
     shape = running.shape
-    for row in order[:FIRST].tolist():
-        cached = int(view.computed_tokens[row])
-        shape = shape.with_chunk(int(view.target_tokens[row]) - cached, cached)
-        ends_s, until_s = view.profile.batch_s(shape), float(timing.prefill_due_s[row])
+    columns = (view.target_tokens[first], view.computed_tokens[first], due_s)
+    for target, cached, until_s in zip(*(column.tolist() for column in columns), strict=True):
+        shape = shape.with_chunk(target - cached, cached)
+        ends_s = view.profile.batch_s(shape)
         if ends_s > budget_s:
             break
-        if ends_s + MARGIN_S <= until_s < budget_s:
-            return until_s - MARGIN_S
+        if ends_s <= until_s < budget_s:
+            return float(until_s)
     return budget_s
 
 
@@ -208,7 +206,7 @@ def with_best_effort(
     view: View,
     every: Decoding,
     running: Decoding,
-    order: Rows,
+    queue: Rows,
     spare: Bools,
     choice: Choice,
     budget_s: float,
@@ -220,39 +218,59 @@ def with_best_effort(
     if not np.count_nonzero(runs):
         return choice
     shape = chunk.shape_of(view, running, choice)
-    left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
+    left = int((view.target_tokens[queue] - view.computed_tokens[queue]).sum())
     if left > shape.prefill_tokens - running.shape.prefill_tokens:
         return choice
-    others = _by_importance(view, every.rows[runs[every.rows]])
-    both = _beside(view, running, others, shape, budget_s, at_least=0 if len(choice.slots) else 1)
-    queue = _waiting(view, every, runs)
-    if len(both.rows) == len(running.rows) and not len(queue):
+    rows, waiting = (by_importance(view, some) for some in _among(view, every, runs))
+    both = _beside(view, running, rows, shape, budget_s, at_least=int(not len(choice.slots)))
+    if len(both.rows) == len(running.rows) and not len(waiting):
         return choice
-    return filled(view, both, np.concatenate((order, queue)), budget_s)
+    return filled(view, both, np.concatenate((queue, waiting)), budget_s)
+
+
+def best_effort_first(view: View, order: Order, every: Decoding, queue: Rows) -> Choice | None:
+    """An iteration in which best-effort requests come before standard prefills, the oldest first:
+    beside the decodes that are due, or alone; None where none of them can run.
+    """
+    longest_s = order.longest_s
+    if len(order.decodes.rows):
+        longest_s = min(longest_s, 2 * order.every_s)
+        running = only(view, every, order.running(longest_s))
+    else:
+        longest_s = _unpaced_s(view, view.tightest_tbt_s)
+        running = only(view, every, order.decodes.rows)
+    budget_s = longest_s - MARGIN_S
+    rows, waiting = (
+        some[np.lexsort((view.slot[some], view.arrived_unix_s[some]))]
+        for some in _among(view, every, view.best_effort)
+    )
+    both = _beside(view, running, rows, running.shape, budget_s, at_least=1)
+    choice = filled(view, both, np.concatenate((waiting, queue)), budget_s)
+    if not has_best_effort(view, choice) and len(order.decodes.rows) and order.all_kept:
+        choice = filled(view, only(view, every, every.rows[:0]), waiting, order.alone_s)
+    return choice if has_best_effort(view, choice) else None
+
+
+def has_best_effort(view: View, choice: Choice) -> bool:
+    return not set(view.slot[view.best_effort].tolist()).isdisjoint(choice.slots.tolist())
+
+
+def _among(view: View, every: Decoding, some: Bools) -> tuple[Rows, Rows]:
+    """The decodes and the prefills among these requests."""
+    waiting = ~view.in_decode & some
+    waiting[every.victims] = False
+    return every.rows[some[every.rows]], waiting.nonzero()[0]
 
 
 def _beside(
-    view: View,
-    running: Decoding,
-    others: Rows,
-    batch: BatchShape,
-    budget_s: float,
-    *,
-    at_least: int,
+    view: View, running: Decoding, rows: Rows, batch: BatchShape, budget_s: float, *, at_least: int
 ) -> Decoding:
-    """The running decodes, and as many of the `others` as fit beside this batch, in their order."""
-    others = chunk.as_many_as_fit(view, batch, others, budget_s, at_least=at_least)
-    more = chunk.decodes_of(view, others)
+    """The running decodes, and as many of these as fit beside this batch, in their order."""
+    rows = chunk.as_many_as_fit(view, batch, rows, budget_s, at_least=at_least)
+    more = chunk.decodes_of(view, rows)
     shape = running.shape.with_decodes(more.decodes, more.decode_context)
-    return running._replace(rows=np.concatenate((running.rows, others)), shape=shape)
+    return running._replace(rows=np.concatenate((running.rows, rows)), shape=shape)
 
 
-def _waiting(view: View, every: Decoding, some: Bools) -> Rows:
-    """The prefills among these requests, the most important first."""
-    waiting = ~view.in_decode & some
-    waiting[every.victims] = False
-    return _by_importance(view, waiting.nonzero()[0])
-
-
-def _by_importance(view: View, rows: Rows) -> Rows:
+def by_importance(view: View, rows: Rows) -> Rows:
     return rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))]

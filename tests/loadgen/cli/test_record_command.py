@@ -3,21 +3,20 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from loadgen.cli.record import Recording
 from loadgen.load.trace import read_trace
 from shared.errors import ConfigError
 from shared.schemas import Ended
 from shared.vocabulary import RequestKey
-from tests.shared.client.test_client import verdict
+from tests.made import verdict
 
 BEGAN_UNIX_S = 1000.0
 
 
 def ended(arrived_s: float, output_tokens: int = 5, *, known: bool = True) -> Ended:
     """`known`: not refused at the door."""
-    answered = replace(verdict(output_tokens), prompt_tokens=20)
+    answered = verdict(output_tokens=output_tokens, prompt_tokens=20)
     return Ended(
         tier="chat",
         key=RequestKey("shop.1") if known else None,

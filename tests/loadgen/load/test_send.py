@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
@@ -26,7 +25,7 @@ from shared.errors import BusError, PeerError
 from shared.rules.tiers import DEMO_3
 from shared.schemas import Cancel, Delta, End, GenerateRequest, Received, Refused, Status
 from shared.vocabulary import FinishReason, ServiceClass
-from tests.shared.client.test_client import verdict
+from tests.made import verdict
 from tests.simulated.bus import SimNet
 from tests.simulated.process import VirtualClock, virtual_loop
 from tests.simulated.virtual_loop import run_virtual
@@ -93,7 +92,7 @@ class PacedServer:
                     attempt=1, offset=i, tokens=[65], text="A", text_offset=i, finish_reason=last
                 ),
             )
-        ended = replace(verdict(tokens, FinishReason.STOP), service_class=service_class)
+        ended = verdict(output_tokens=tokens, service_class=service_class)
         await self.bus.publish(inbox, End(verdict=ended))
 
 

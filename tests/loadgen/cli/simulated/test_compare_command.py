@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.vocabulary import FinishReason, Slo
 from tests.loadgen.cli.command import of_line, printed, without_wall
-from tests.shared.client.test_client import verdict
+from tests.made import verdict
 
 ROOT = Path(__file__).parents[4]
 LOAD = of_line("--workload mix --duration 8 --tiers demo-3 --seed 5")
@@ -102,7 +102,7 @@ def test_plots_are_written_and_say_what_they_show(
 
 
 def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds() -> None:
-    done = replace(verdict(9), ttft_s=0.5, mean_tpot_s=0.03)
+    done = verdict(output_tokens=9, ttft_s=0.5, mean_tpot_s=0.03)
     both = Slo(ttft_s=1.0, tbt_s=0.02)
     assert on_the_plane(done, both) == pytest.approx((0.5, 1.5))
     for one, slo in (

@@ -13,8 +13,9 @@ from shared.core.worker.draft_yields import (
     DraftYields,
     merged,
 )
-from shared.policy.seam import Drafts
-from shared.policy.slackline.drafting.drafts import Accepted
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Drafts, Observation
+from shared.policy.slackline.drafts import Accepted
 from shared.policy.slos_serve.draft_length import Acceptance
 
 
@@ -67,8 +68,9 @@ def test_a_policy_that_begins_on_a_replica_begins_with_what_its_worker_has_seen(
     for learner in (slackline, slos_serve):
         learner.begin((0.35, 0.25))
     assert slackline.scale == pytest.approx(0.5) and slos_serve.alpha == pytest.approx(0.3)
+    for _ in range(500):
+        slackline.observe(Observation(0.0, BatchShape(), 0.0, 0.0, drafts=drafts(3, 3)))
+        slos_serve.observe(drafts(3, 3))
     for learner in (slackline, slos_serve):
-        for _ in range(500):
-            learner.observe(drafts(3, 3))
         learner.begin((0.35, 0.25))
     assert slackline.scale > 1.0 and slos_serve.alpha > 0.9

@@ -15,12 +15,11 @@ from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DRAFT
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import View
-from shared.policy.slackline.crowd import asked_of, present_of
-from shared.policy.slackline.due import as_judged, due_of_offers, due_of_rows, eased
-from shared.policy.slackline.hurry import without_hurry
-from shared.policy.slackline.price import prices_of
-from shared.policy.slackline.work_ahead import unhurried, work_of_offers, work_of_rows
+from shared.policy.seam import Ended
+from shared.policy.slackline import bounds
+from shared.policy.slackline.bounds import MARGIN_S, SHARE, Decodes, Learned, Prefills, as_judged
+from shared.policy.slackline.prices import prices_of
+from shared.policy.slackline.windows import Windows
 from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
@@ -96,7 +95,7 @@ def test_a_view_shows_the_bounds_that_count(definition: Definition) -> None:
         assert shown is seen
         assert seen.whole.tolist() == [False, False, True]
         return
-    for name in ("first_due_unix_s", "next_due_unix_s", "tbt_s", "tightest_tbt_s"):
+    for name in ("next_due_unix_s", "tbt_s", "tightest_tbt_s"):
         before, now = getattr(seen, name).tolist(), getattr(shown, name).tolist()
         assert now == [math.inf, before[1], math.inf]
     assert shown.last_due_unix_s.tolist() == seen.last_due_unix_s.tolist()
@@ -132,69 +131,64 @@ def test_a_request_whose_ttft_cannot_be_kept_is_declined_though_it_has_a_ttlt(
     assert answer.accepted
 
 
-def beside_whole_answers(row: Row) -> View:
-    """A decode of this row, and others whose answers are to be whole very soon."""
-    hurried = [summary(slot, max_tokens=900, ttlt_s=12.0, arrived_s=-11.0) for slot in range(2, 31)]
-    return view([decode(row, generated=10), *(decode(other) for other in hurried)])
+def decodes_of(*rows: Row, step_s: float = STEP_S, waits: bool = False) -> Decodes:
+    seen = view([decode(row, generated=10) for row in rows])
+    learned = Learned(OutputLengths(), step_s, prices_of(seen.profile))
+    return bounds.decodes_of(seen, np.arange(len(rows)), learned, Windows(), waits=waits)
 
 
-def test_a_ttlt_that_gives_way_leaves_the_pace_beside_it() -> None:
-    """It has a pace of 15 ms, and its TTLT asks for less; passes of all would take longer."""
-    seen = beside_whole_answers(Row(slot=1, tbt_s=0.015, ttlt_s=600.0, max_tokens=900))
-    due, rows = due_of_rows(seen, OutputLengths(), STEP_S), np.arange(seen.rows)
-    assert seen.profile.batch_s(chunk.decodes_of(seen, rows)) < 0.015 < due.ttlt_pace_s[0]
-    for waits in (True, False):
-        for late in (True, False):
-            paces_s = unhurried(seen, due, rows, waits=waits, late=late).pace_s
-            assert paces_s[0] == 0.015
-            assert (paces_s >= due.pace_s).all()
+def prefills_of(*rows: Row, lengths: OutputLengths, step_s: float = STEP_S) -> Prefills:
+    seen = view(rows)
+    seen.applications = ("",)
+    learned = Learned(lengths, step_s, prices_of(seen.profile))
+    return bounds.prefills_of(seen, np.arange(len(rows)), learned)
 
 
-def test_a_decode_in_a_hurry_is_let_go_to_its_own_pace_at_most() -> None:
-    """Its TTLT asks for faster tokens; a pace that is tighter than its TTLT is no hurry."""
-    calm = [decode(summary(n, ttlt_s=60.0, max_tokens=400)) for n in range(12)]
-    late = decode(Row(slot=12, tbt_s=0.05, ttlt_s=60.0, arrived_s=-55.0, max_tokens=305))
-    paced = decode(Row(slot=13, tbt_s=0.015, ttlt_s=600.0, max_tokens=400))
-    waiting = [Row(slot=20 + n, target=300, ttlt_s=60.0, max_tokens=20) for n in range(4)]
-    seen = view([*calm, late, paced, *waiting])
-    due, rows = due_of_rows(seen, OutputLengths(), STEP_S), np.arange(seen.rows)
-    let_go_s = without_hurry(seen, due, rows[:14], rows[14:], prices_of(seen.profile)).pace_s
-    changed = (let_go_s != due.pace_s).nonzero()[0]
-    assert (changed.tolist(), let_go_s[changed].tolist()) == ([12], [0.05])
+def test_a_prefill_is_due_at_its_ttft_and_early_enough_for_the_output_before_a_ttlt() -> None:
+    """The mean of outputs, 400 tokens at the speed of lately, decides whether there is hope."""
+    lengths = OutputLengths()
+    for _ in range(10):
+        lengths.observe(Ended("", 100, 500, 400))
+    rows = (Row(slot=1, ttlt_s=20.0), interactive(2, ttft_s=6.0), Row(slot=3, tbt_s=0.1))
+    asks = prefills_of(*rows, lengths=lengths)
+    assert asks.due_s.tolist() == pytest.approx([20.0 - 400 * 1.2 * 0.02, 6.0, AN_HOUR_S])
+    assert asks.hope_s[:2].tolist() == pytest.approx([20.0 - 400 * 0.02, 6.0])
+    assert asks.waits.tolist() == [True, False, False]
+    # a long output would take all of this TTLT; the prefill has a third of it
+    (due_s,) = prefills_of(Row(slot=1, ttlt_s=10.0), lengths=OutputLengths(), step_s=0.05).due_s
+    assert due_s == pytest.approx(0.35 * 10.0)
 
 
-def test_early_tokens_loosen_a_pace_as_far_as_the_ttlt_allows() -> None:
-    def row(slot: int, ttlt_s: float) -> Row:
-        return Row(slot=slot, ttft_s=2.0, tbt_s=0.1, ttlt_s=ttlt_s, max_tokens=50)
-
-    seen = view([decode(row(n, ttlt_s), generated=10) for n, ttlt_s in enumerate((60.0, 6.0, 1.0))])
-    due = due_of_rows(seen, OutputLengths(), STEP_S)
-    # token 11 is due at 3.0 s, 2.9 s later than by its pace, and 40 tokens are to come
-    by_pace_s = 0.1 + 2.9 / 40
-    assert due.ttlt_pace_s[0] > by_pace_s > due.ttlt_pace_s[1] > 0.1 > due.ttlt_pace_s[2]
-    assert eased(seen, due).pace_s.tolist() == pytest.approx([by_pace_s, *due.ttlt_pace_s[1:]])
+def test_a_request_that_thinks_has_the_tightest_pace_of_the_stages_to_come() -> None:
+    """Thinking may end with any token. So its prefill is weighed by the tighter pace."""
+    slo = Slo(ttft_s=6.0, thinking_tbt_s=0.2, tbt_s=0.05)
+    thinking = interactive(1, tbt_s=0.2, later_tbt_s=0.05, thinking=True)
+    assert prefills_of(thinking, lengths=OutputLengths()).pace_s.tolist() == [0.05]
+    learned = Learned(OutputLengths(), STEP_S, prices_of(view([]).profile))
+    asks = bounds.prefills_of_offers([offer(slo)], view([]), learned)
+    assert asks.pace_s.tolist() == [0.05]
 
 
-def test_the_crowd_counts_the_pace_and_not_what_a_ttlt_asks_for() -> None:
-    several = interactive(1, ttlt_s=8.0, max_tokens=900)
-    seen = view([decode(several), replaced(several, 2), summary(3)])
-    lengths, prices = OutputLengths(), prices_of(seen.profile)
-    due = due_of_rows(seen, lengths, 0.001)
-    assert due.pace_s[0] < 0.05
-    waiting = np.array([1, 2])
-    present = present_of(
-        seen, due, np.array([0]), waiting, work_of_rows(seen, due, waiting, prices)
-    )
-    assert present.pace_s[0] == 0.05
-    assert present.pace_s[1] >= 0.05
-    assert present.pace_s[2] == math.inf
-    offers = [offer(Slo(tbt_s=0.05, ttlt_s=8.0)), offer(Slo(ttlt_s=8.0)), offer(Slo(tbt_s=0.05))]
-    of_offers = due_of_offers(offers, NOW, lengths, 0.001)
-    asked = asked_of(offers, work_of_offers(offers, of_offers, NOW, prices), 0.0)
-    assert asked.pace_s[0] == pytest.approx(0.05, rel=0.5)
-    assert asked.pace_s[1] == math.inf
-    assert asked.pace_s[2] >= 0.05
+@pytest.mark.parametrize("definition", Definition)
+def test_early_tokens_put_off_the_next_one_as_the_definition_allows(definition: Definition) -> None:
+    row = Row(slot=1, arrived_s=-1.0, ttft_s=2.0, tbt_s=0.1, definition=definition, max_tokens=50)
+    found = decodes_of(row)  # ten tokens, the first of which came a second ago
+    earns = definition in (Definition.DEADLINE, Definition.TTLT)
+    # the deadline is twelve paces after the TTFT, in two seconds: 1.9 are spread over 40 tokens
+    assert found.pace_s[0] == pytest.approx(0.1 + (1.9 / 40 if earns else 0.0))
+    assert found.deadline_s[0] == pytest.approx(2.0 if earns else found.even_s[0])
 
 
-def replaced(row: Row, slot: int) -> Row:
-    return Row(**{**{name: getattr(row, name) for name in Row.__annotations__}, "slot": slot})
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_ttlt_makes_passes_take_no_more_than_a_share_of_the_time_while_a_prefill_waits(
+    waits: bool,
+) -> None:
+    hurried = [summary(n, max_tokens=900, ttlt_s=100.0, arrived_s=-99.0) for n in range(20)]
+    rows = [*hurried, Row(slot=20, tbt_s=0.012, ttlt_s=600.0, max_tokens=900)]
+    found = decodes_of(*rows, step_s=0.001, waits=waits)
+    seen = view([decode(row, generated=10) for row in rows])
+    pass_s = seen.profile.batch_s(chunk.decodes_of(seen, np.arange(21)))
+    least_s = pass_s / (SHARE if waits else 1.0) + 2 * MARGIN_S
+    assert found.asked_s[0] < pass_s
+    assert found.pace_s[:20].tolist() == pytest.approx([least_s] * 20)
+    assert found.pace_s[20] == 0.012  # a pace of the SLO stays

@@ -22,10 +22,9 @@ from loadgen.simulator.traffic import Traffic, stored_as
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import DEFINITIONS, Choice, Observation, Phase, View
-from shared.policy.slackline.due import FAR_S, LOOSE_S, as_judged
-from shared.policy.slackline.owed import SHARE
-from shared.policy.slackline.policy import Slackline
-from shared.policy.slackline.token_windows import TEN
+from shared.policy.slackline.bounds import FAR_S, LOOSE_S, as_judged
+from shared.policy.slackline.policy import OWED, Slackline
+from shared.policy.slackline.windows import TEN
 from shared.rules.tiers import DEFAULT, DEMO_3, Tier, TierSet
 from shared.schemas import Body, Record
 from shared.vocabulary import Definition, FinishReason, ServiceClass, Slo
@@ -220,7 +219,7 @@ def longest_waits_are_kept(
         assert waits.beyond_first_s < CLOSE_S
         assert waits.beyond_pace_s < CLOSE_S
         more_s = LITTLE_KV_S if kv_blocks else FULL_S
-        assert waits.unserved_s < waits.iteration_s / SHARE + more_s
+        assert waits.unserved_s < waits.iteration_s / OWED + more_s
 
 
 # Each wait is longer than that of any standard request for its first token, so it bounds the first
@@ -304,7 +303,7 @@ def test_best_effort_requests_are_owed_time_until_they_have_had_some() -> None:
         seen.newest_token_unix_s = seen.newest_token_unix_s + after_s
         return 1 in entries(policy.plan(seen)[0])
 
-    owed_s = step_s / SHARE
+    owed_s = step_s / OWED
     assert not runs(0.0, full)
     assert not runs(owed_s + 0.1, full)
     assert runs(owed_s + 0.2, full[:10])
@@ -318,7 +317,7 @@ def test_of_best_effort_requests_that_are_owed_time_the_oldest_comes_first() -> 
     new = decode(Row(slot=2, best_effort=True, arrived_s=-1.0, importance=9.0), context=30_000)
     full = [decode(Row(slot=n, tbt_s=0.02), context=2000) for n in range(3, 23)]
     prompt = Row(slot=50, target=20_000, ttft_s=60.0)
-    for after_s in (0.0, step_s / SHARE + 0.1):
+    for after_s in (0.0, step_s / OWED + 0.1):
         seen = view([old, new, *full, prompt], capacity=100_000)
         seen.start_unix_s += after_s
         seen.newest_token_unix_s = seen.newest_token_unix_s + after_s

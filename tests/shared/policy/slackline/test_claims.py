@@ -114,23 +114,11 @@ def test_where_kv_is_short_nearly_all_important_requests_are_in_time(seed: int) 
     facts = ReplicaFacts(kv_blocks=30_000 // BLOCK, block_tokens=BLOCK)
     deployment = Deployment("slackline", "a100-llama3-8b", facts=facts, draft=0.0)
 
-    def important_met(settings: dict[str, str]) -> float:
-        run = simulate(
-            Traffic(requests, tiers, seed),
-            replace(deployment, settings=settings),
-            RunOptions(check_every=50),
-        )
-        assert run.finished == len(run.verdicts), f"seed {seed}: every request ends"
-        return float(
-            np.mean(
-                [
-                    verdict is not None and verdict.slo_met
-                    for request, verdict in zip(requests, run.verdicts, strict=True)
-                    if request.importance > 1
-                ]
-            )
-        )
-
-    kept = important_met({})
-    assert kept >= 0.9, f"seed {seed}"
-    assert kept >= important_met({"without": "claims"}) + 0.05, f"seed {seed}"
+    run = simulate(Traffic(requests, tiers, seed), deployment, RunOptions(check_every=50))
+    assert run.finished == len(run.verdicts), f"seed {seed}: every request ends"
+    met = [
+        verdict is not None and verdict.slo_met
+        for request, verdict in zip(requests, run.verdicts, strict=True)
+        if request.importance > 1
+    ]
+    assert np.mean(met) >= 0.9, f"seed {seed}"

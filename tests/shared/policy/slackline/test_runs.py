@@ -16,7 +16,6 @@ from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DRAFT
-from shared.policy.slackline.policy import Part
 from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.schemas import Verdict
 from shared.vocabulary import Definition, Missed, Slo
@@ -376,13 +375,3 @@ def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
         lost[request.tier].append(verdict is None or not verdict.slo_met)
     share = {tier: sum(each) / len(each) for tier, each in lost.items()}
     assert share["high"] <= 0.03 and share["low"] > 0.1, f"seed {seed}: {share}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", Part)
-def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
-    requests = planned(DEMO_3, 12.0, 5)[:120]
-    without = {"without": part.value}
-    deployment = Deployment("slackline", "a100-llama3-8b", settings=without, facts=ROOMY)
-    result = checked(Traffic(requests, DEMO_3, seed=5), deployment)
-    assert result.finished == len(result.verdicts)
