@@ -1,5 +1,6 @@
 """The work that each request asks of the replicas if its SLO is to be met: its prompt, its decode
-steps, and the windows of both.
+steps, and the windows of both. Where it is not exact it asks for too little: the bound
+(docs/bound.md) may exclude no request that some scheduler could serve in time.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""One simulated run, its requests apart."""
+"""One simulated run: all that it needs but its requests, which `serve` is given."""
 
 from collections.abc import Callable, Sequence
 
@@ -34,7 +34,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         most_missed: int | None = None,
         progress: Callable[[float, int], None] | None = None,
     ) -> SimulationResult:
-        """`most_missed` counts requests that ended.
+        """`most_missed`: the run stops once more of the requests that ended missed their SLO.
 
         Raises ConfigError for a request that no replica can hold.
         """

@@ -141,7 +141,7 @@ class Sweep:
         doubted: dict[tuple[ReplicaId, str], list[Stored]] = {}  # it may live
         await self._records.tidy()
         # before the records: each is older than the record that names it
-        bodies, outputs = await self._heavy()
+        bodies, outputs = await self._bodies_and_outputs()
         listing = await self._records.listing(whole=bool(outputs))
         named = {stored.record.body_key for stored in listing.open} | listing.outputs
         await self._delete_orphans(bodies, outputs, named)
@@ -188,7 +188,7 @@ class Sweep:
         """Two sweeps that are ORPHAN_S apart begin within this time."""
         return ORPHAN_S + 2 * self._cfg.sweep_s
 
-    async def _heavy(self) -> tuple[Sequence[str], Sequence[str]]:
+    async def _bodies_and_outputs(self) -> tuple[Sequence[str], Sequence[str]]:
         """The keys of all bodies; and, after a death, of all outputs."""
         try:
             recent = self._clock.unix_s() <= self._outputs_until_unix_s

@@ -1,4 +1,4 @@
-"""One replica as it is heard: its digests, plans and acks."""
+"""One replica as the console hears of it: its digests, plans and acks."""
 
 import math
 from collections import deque

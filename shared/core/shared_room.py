@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Room for `limit` things (or bytes) of several tenants. Those of n tenants that came one after
-    the other, and each found it full, hold at most limit * (1 + 1/2 + ... + 1/n): 2.9 limits of
-    ten.
+    """Room for `limit` things (or bytes) of several tenants. If n tenants come one after the other,
+    each when it is full, they hold together at most limit * (1 + 1/2 + ... + 1/n): ten tenants 2.9
+    limits.
     """
 
     def __init__(self, limit: float) -> None:

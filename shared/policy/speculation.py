@@ -3,9 +3,9 @@ between drafting and verifying.
 
 A planner fixes depth, width and budget one plan ahead (seam.Speculation). Which nodes are verified
 can be chosen only once the draft has run: `select` chooses them, by needs that the worker has
-computed (need.py). These two are all of a policy that a worker executes. An engine that verifies
-chains alone (vLLM) asks `depths_of` in place of `select`, before it drafts. `draft_s` gives the
-cost of drafting.
+computed (need.py). `select` and need.py are all of a policy that a worker executes. An engine that
+verifies chains alone (vLLM) asks `depths_of` in place of `select`, before it drafts. `draft_s`
+gives the cost of drafting.
 """
 
 from collections.abc import Callable, Sequence

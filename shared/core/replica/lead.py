@@ -1,8 +1,8 @@
 """The lead: the next plan leaves so long before the predicted end of the iteration that runs. Late
 enough to include the newest requests, early enough to be there in time.
 
-A new request waits for the lead in the mean; the engine waits as long as a plan comes after the
-end. Where iterations end as predicted, the lead covers the message's way alone. Where they do not,
+On average a new request waits as long as the lead; the engine waits as long as a plan comes after
+the end. Where iterations end as predicted, the lead covers only the message's way. Where not,
 a lead that covers the worst of them makes every new request wait an iteration more, and the engine
 rest only a little less. So the engine may wait for IDLE_SHARE of its time.
 """

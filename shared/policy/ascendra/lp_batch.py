@@ -1,5 +1,5 @@
-"""The batch of an LP instance of Ascendra: all decodes, then prefills by value under three budgets
-(section 5.2, Algorithm 1).
+"""The order and the budgets of the batch of a low-priority (LP) instance of Ascendra: all decodes,
+then prefills by value under three budgets (section 5.2, Algorithm 1). policy.py fills the batch.
 
 The budgets are C, the seconds that the iteration may take; M, KV blocks for the whole of a prompt,
 by the rules of shared/policy/chunk.py; and N, tokens. Decodes come first and are charged to all

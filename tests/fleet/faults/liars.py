@@ -1,5 +1,5 @@
-"""Messages of the fleet itself, a field of them changed on the way: they have the names and the
-numbers of the moment, and come past the first checks.
+"""Liars change a field in some of the fleet's own messages on their way, in the simulated network.
+The messages stay plausible, so they pass the first checks.
 """
 
 from collections.abc import Mapping
@@ -47,6 +47,7 @@ class Liars:
             lie, how = self._changed(self._said[subject], envelope), rng.random()
             if how < 0.5:
                 return self._route(lie)
+            # half of the lies come beside the true message, before or after it
             first, then = (lie, envelope) if how < 0.75 else (envelope, lie)
             found = self._route(first)
             self._route(then._replace(answers=None))  # the first is the one that is answered

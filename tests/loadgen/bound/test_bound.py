@@ -1,5 +1,5 @@
 """The bound: no scheduler beats it, its charges never exceed the time of an iteration, and it is
-informative under overload.
+informative under overload (charges, shares, lock-step: docs/bound.md).
 """
 
 import itertools

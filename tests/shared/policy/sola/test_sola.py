@@ -1,4 +1,6 @@
-"""SOLA: an iteration for first tokens or for the pace, its orders, and its peak of memory."""
+"""SOLA: an iteration for first tokens (Eq. 1) or for the pace (Eq. 2), its orders, and its peak of
+memory. k: the tokens that an iteration may have, a multiple of a tile of 128.
+"""
 
 import math
 from collections.abc import Sequence
@@ -111,7 +113,7 @@ def ended(policy: Sola, *outputs: int, prompt: int = 160, most: int = 500) -> So
     return policy
 
 
-# ---------------------------------------------------------------- optimise TTFT subject to TPOT (Eq
+# ------------------------------------------------- optimise TTFT subject to TPOT (Eq. 1)
 
 
 def test_k_is_the_largest_multiple_of_the_tile_that_keeps_every_tpot() -> None:
@@ -185,7 +187,7 @@ def test_the_pause_keeps_the_share_and_no_longer_one_does(slack: list[float], sh
     assert sum(s > longest for s in slack) < need or longest == math.inf
 
 
-# ---------------------------------------------------------------- optimise TPOT subject to TTFT (Eq
+# ------------------------------------------------- optimise TPOT subject to TTFT (Eq. 2)
 
 PRESSED = decoding(0, since_first_s=0.9, generated=10)  # p_TPOT 0.9
 
