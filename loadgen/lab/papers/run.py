@@ -2,6 +2,9 @@
 
 import datetime as dt
 import hashlib
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from random import Random
@@ -11,7 +14,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from loadgen.bound.limit import Bound, bound
-from loadgen.lab.papers.without import WITHOUT, changed
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace, read_trace
@@ -26,7 +28,7 @@ from shared.rules.tiers import QOSERVE_3, TierSet
 from shared.vocabulary import Definition
 
 # The version of a policy's figures: raise it with every change that moves them.
-VERSIONS: dict[str, int] = {"slackline": 2}
+VERSIONS: dict[str, int] = {"slackline": 3}
 BURSTS, BURSTY_GAPS = "azure-code", "gamma:2"  # the stand-in for that trace: docs/simulator.md
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
@@ -37,6 +39,8 @@ BLOCK_TOKENS = 16
 # no relegated request to another replica.
 MAX_SLOTS = 65_536
 
+WITHOUT = "without"  # a setting of the laboratory's runs alone: MODULE.CONSTANT=VALUE
+MODULES = ("bounds", "prices", "give_way", "kv", "iteration", "drafts", "policy")
 KEPT = 0.8  # of the rows of a recorded trace
 # Times of this trace were rounded down to multiples of so many seconds.
 ROUNDED_S = {"mooncake_conversation_first_half": 3.0}
@@ -254,6 +258,27 @@ def trial_of(run: Run) -> Trial:
         seed=run.seed,
         wait_s=run.wait_s,
     )
+
+
+@contextmanager
+def changed(constant: str) -> Iterator[None]:
+    """The policy `slackline` with another constant: MODULE.CONSTANT=VALUE; "" for none."""
+    if not constant:
+        yield
+        return
+    named, _, value = constant.partition("=")
+    of_name, _, name = named.partition(".")
+    every = [importlib.import_module(f"shared.policy.slackline.{one}") for one in MODULES]
+    before = getattr(every[MODULES.index(of_name)], name)
+    # other modules have it by name, too
+    holders = [module for module in every if getattr(module, name, None) is before]
+    try:
+        for module in holders:
+            setattr(module, name, type(before)(float(value)))
+        yield
+    finally:
+        for module in holders:
+            setattr(module, name, before)
 
 
 def execute(run: Run, traces: Path | None = None) -> RunResult:

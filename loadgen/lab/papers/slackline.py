@@ -16,10 +16,9 @@ from loadgen.lab.papers.loads import (
     settings_of,
     under,
 )
-from loadgen.lab.papers.run import Run
+from loadgen.lab.papers.run import WITHOUT, Run
 from loadgen.lab.papers.table import Row, Table
 from loadgen.lab.papers.values import Found, Results, Value, ahead, best, met, met_worth, of
-from loadgen.lab.papers.without import WITHOUT
 from loadgen.simulator.deployment import Outage
 from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Slo
@@ -157,10 +156,7 @@ CONSTANTS: Mapping[str, tuple[float, str]] = {
 ONE_SEED = (SEEDS[0],)
 # The loads on which some constant matters.
 SENSITIVE = (
-    "Mixed",
-    "AdaServe",
     "several bounds 50106",
-    "answers within 30 and 90 s",
     "the same, a fifth important",
     "`mix`, `demo-3`",
     "12, 20 and 50 ms",

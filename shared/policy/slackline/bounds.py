@@ -153,7 +153,7 @@ def _prefills(
         due_s = np.fmin(due_s, last_s - np.maximum(reserve_s, left.mean * least_s))
         hope_s = np.minimum(next_s, last_s - left.mean * step_s)
     if np.count_nonzero(waits):
-        due_s = np.where(np.isinf(due_s), arrived_s + FAR_S, np.minimum(due_s, FAR_S))
+        due_s = np.where(np.isinf(due_s), arrived_s + FAR_S, due_s)
         hope_s = np.where(np.isinf(hope_s), due_s, hope_s)
         waits &= last_s < math.inf
     return Prefills(

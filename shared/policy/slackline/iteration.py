@@ -97,8 +97,8 @@ def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare:
     running = only(view, every, standard)
     if len(queue.rows):
         first, due_s = queue.rows[:FIRST], queue.due_s[:FIRST] - MARGIN_S
-        if len(standard) and order.all_kept and _some_late(view, every, first, due_s):
-            alone = whole_prefills(view, every, every.shape, first, due_s, order.alone_s)
+        if len(standard) and order.all_kept and _some_late(view, running, first, due_s):
+            alone = whole_prefills(view, every, running.shape, first, due_s, order.alone_s)
             if alone is not None:
                 return alone
         if not _all_fit(view, running, queue.rows, budget_s):
@@ -174,9 +174,9 @@ def _whole(view: View, running: Decoding, queue: Rows) -> BatchShape:
     )
 
 
-def _some_late(view: View, every: Decoding, first: Rows, due_s: Floats) -> bool:
+def _some_late(view: View, running: Decoding, first: Rows, due_s: Floats) -> bool:
     """True if one of these may be late beside the decodes."""
-    return view.profile.batch_s(_whole(view, every, first)) > float(due_s.min())
+    return view.profile.batch_s(_whole(view, running, first)) > float(due_s.min())
 
 
 def _all_fit(view: View, running: Decoding, queue: Rows, budget_s: float) -> bool:

@@ -39,18 +39,16 @@ class Room(NamedTuple):
         return blocks
 
 
-def room_of(view: View, decodes: Decodes, waiting: Prefills, step_s: float) -> Room | None:
+def room_of(view: View, decodes: Decodes, step_s: float) -> Room | None:
     """The KV beside these decodes, while there are any. Best-effort requests give theirs up."""
     count = len(decodes.rows)
     if not count:
         return None
     likely = float(decodes.output_tokens.sum()) / 2
     growth = GROWTH * likely / view.block_tokens
-    begun = view.phase[waiting.rows] == chunk.PREFILL
     free = view.kv_free_blocks + float(view.kv_held_blocks[view.best_effort].sum())
-    free -= float(waiting.blocks[begun].sum()) + count + growth
     gives = (float(view.kv_held_blocks[decodes.rows].sum()) + growth) / count
-    return Room(free, count**2 / (likely * max(step_s, 1e-3)), gives)
+    return Room(free - count - growth, count**2 / (likely * max(step_s, 1e-3)), gives)
 
 
 class Reserve:
@@ -64,12 +62,13 @@ class Reserve:
         """The queue without the patient requests that may not begin yet."""
         patient = view.whole[queue.rows] & (queue.due_s > PATIENT_S)
         held = float(view.kv_held_blocks[~view.whole & view.standard].sum())
-        needed = held + float(queue.blocks[~patient].sum())
+        needed = min(held + float(queue.blocks[~patient].sum()), view.kv_blocks)
         faded = math.exp(min(self._at_unix_s - view.start_unix_s, 0.0) / FADES_S)
         self._peak_blocks = max(needed, self._peak_blocks * faded)
         self._at_unix_s = view.start_unix_s
         begin = (patient & (view.computed_tokens[queue.rows] == 0)).nonzero()[0]
-        spare = view.kv_free_blocks - max(0.0, self._peak_blocks - held)
+        others = float(view.kv_held_blocks[view.best_effort].sum())
+        spare = view.kv_free_blocks + others - max(0.0, self._peak_blocks - held)
         taken = queue.blocks[begin].cumsum()
         if not len(begin) or taken[-1] <= spare:
             return queue

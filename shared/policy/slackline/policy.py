@@ -89,7 +89,7 @@ class Slackline:
         both = now.waiting.beside(new)
         room = None
         if all(offers[n].hops_left for n in asked):  # another replica may have KV
-            room = room_of(now.view, now.decodes, now.waiting, self._step_s)
+            room = room_of(now.view, now.decodes, self._step_s)
         lost = give_way(both, now.passes, room)[-len(asked) :]
         lost |= self._crowded(now, new)[-len(asked) :]
         lost &= ~last.waits
@@ -111,10 +111,10 @@ class Slackline:
         tbt_s = np.concatenate((decodes.tbt_s, waiting.tbt_s, new.tbt_s))
         pace_s = np.concatenate((decodes.pace_s, waiting.pace_s, new.pace_s))
         rate = np.concatenate((decode_s, waiting.decode_s, new.decode_s)) / pace_s
-        paced = tbt_s < math.inf
-        present = len(tbt_s) - len(new.tbt_s)
+        paced, present = tbt_s < math.inf, len(tbt_s) - len(new.tbt_s)
         least_s = float(pace_s[:present][paced[:present]].min(initial=math.inf))
-        tightest_s = np.minimum(least_s, new.pace_s)
+        asked_s = np.where(paced[present:], new.pace_s, math.inf)
+        tightest_s = np.minimum(least_s, np.minimum.accumulate(asked_s))
         load = np.where(paced, rate, 0.0).cumsum()[present:]
         load += now.view.profile.batch_s(ONE) / tightest_s
         fast = 1.0
@@ -132,13 +132,13 @@ class Slackline:
             decodes = decodes.spending()
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
-        every = make_room(view, every, queue.rows[: iteration.FIRST])
         queue = self._reserve.beginning(view, queue)
+        every = make_room(view, every, queue.rows[: iteration.FIRST])
         if len(queue.rows):
             kept = iteration.kept_for_drafts(view)
             every, queue = claimed(view, every, queue, kept, weighed.relegated)
         choice = self._choice(now, decodes, every, queue)
-        promoted = self._promoted(now, weighed)
+        promoted = self._promoted(now, weighed, every.victims)
         if len(weighed.relegated) + len(promoted):
             away, back = view.slot[weighed.relegated].tolist(), view.slot[promoted].tolist()
             return [replace(choice, relegate=away, promote=back, repeats=1)]
@@ -212,18 +212,19 @@ class Slackline:
         order = np.lexsort([*keys, np.where(gone, -own.value, 0.0), gone])
         return Weighed(own.taken(order[~leaves[order]]), own.rows[leaves], True)
 
-    def _promoted(self, now: Now, weighed: Weighed) -> Rows:
+    def _promoted(self, now: Now, weighed: Weighed, victims: Rows) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
         view, none = now.view, now.waiting.rows[:0]
         if weighed.lost or not np.count_nonzero(view.best_effort):
             return none
-        rows = iteration.by_importance(view, (~view.in_decode & view.best_effort).nonzero()[0])
+        others = ~view.in_decode & view.best_effort
+        others[victims] = False
+        rows = iteration.by_importance(view, others.nonzero()[0])
         asks = bounds.prefills_of(view, rows, now.learned)
         able = (asks.seconds + now.passes.batch_s < asks.due_s).nonzero()[0][:1]
-        if not len(able) or give_way(now.waiting.beside(asks.taken(able)), now.passes).any():
-            return none
-        first: Rows = rows[able]
-        return first
+        first = asks.taken(able)
+        late = give_way(now.waiting.beside(first), now.passes)
+        return none if late.any() or self._crowded(now, first).any() else first.rows
 
     def observe(self, seen: Observation) -> None:
         if seen.shape.decodes:

@@ -381,7 +381,7 @@ def a_planner() -> ReplicaCore:
     core = ReplicaCore(registry.make("fcfs", {}), profiles.load("a100-llama3-8b"), epoch=1)
     announce = made.announce("r", at_unix_s=T0, max_slots=4)
     core.handle(Synced(announce, 1, 1, 0, ()), now_unix_s=T0)
-    core._slots._free.pop()  # a slot that no request will ever get
+    core._desk.slots._free.pop()  # a slot that no request will ever get
     return core
 
 

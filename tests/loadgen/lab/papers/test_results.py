@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from loadgen.lab.papers import execution
 from loadgen.lab.papers.__main__ import RUNS, TABLES, main
 from loadgen.lab.papers.execution import Task, run
-from loadgen.lab.papers.run import BOUND, VERSIONS, Run, RunResult, execute
+from loadgen.lab.papers.run import BOUND, VERSIONS, WITHOUT, Run, RunResult, execute
 from loadgen.lab.papers.search import Capacity, Search, advance, next_run
 from loadgen.lab.papers.slackline import COLUMNS, SEEDS
 from loadgen.lab.papers.store import KeptRun, Store, write
@@ -27,7 +27,6 @@ from loadgen.lab.papers.values import (
     together,
     violated,
 )
-from loadgen.lab.papers.without import WITHOUT
 from shared.policy import registry
 from shared.rules.tiers import load_tiers
 

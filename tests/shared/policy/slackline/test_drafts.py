@@ -93,12 +93,12 @@ def test_a_pace_that_plain_passes_keep_is_no_reason_for_drafts_however_many_deco
 
 @pytest.mark.parametrize("read", [True, False])
 def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft(read: bool) -> None:
-    """Those of 12 ms draft beside a prompt. Another, of 24 ms, drafts as well if the draft model
+    """Those of 12 ms draft beside a prompt. Another, of 28 ms, drafts as well if the draft model
     has read its context, else it has one token in the iteration.
     """
     tight = [decode(Row(slot=n, tbt_s=0.012, ttft_s=6.0)) for n in range(4)]
     mean = Definition.MEAN_TPOT
-    other = decode(Row(slot=9, tbt_s=0.024, definition=mean), context=20_000, generated=1)
+    other = decode(Row(slot=9, tbt_s=0.028, definition=mean), context=20_000, generated=1)
     seen = view([*tight, other, Row(slot=50, target=4000, ttft_s=6.0, tbt_s=0.2)])
     seen.draft = Draft(Linear(), 0.05, 0.05)
     seen.draft_tokens = np.where(seen.slot == 9, 20_000 * read, seen.computed_tokens)
@@ -107,7 +107,7 @@ def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft(rea
     depth = dict(zip(choice.slots.tolist(), choice.speculation.depth.tolist(), strict=True))
     assert depth[0] > 0
     assert (depth[9] > 0) == read
-    assert (choice.speculation.lasts_s > 0.025) == read
+    assert (choice.speculation.lasts_s > 0.029) == read
 
 
 def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iteration() -> None:
