@@ -121,7 +121,7 @@ def claimed(
 
 
 def _victims(view: View, holds: Bools, value: float, short: float) -> Rows | None:
-    """The least valuable requests for their KV, whole answers first, that together have enough of
+    """The least valuable requests for their KV, of equals whole answers first, that have enough of
     it, and are less important than this prefill; None: there are none such.
     """
     may = (holds & (view.importance < value)).nonzero()[0]

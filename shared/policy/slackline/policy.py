@@ -188,7 +188,7 @@ class Slackline:
         waits = len(waiting.rows) > 0
         decodes = bounds.decodes_of(view, rows, learned, self._windows, waits=waits)
         fast = 1.0
-        if view.draft is not None and needing(view, decodes.tbt_s).any():
+        if needing(view, decodes.tbt_s).any():
             fast = speed(view, self._accepted.scale, len(rows))
         passes = passes_of(view, decodes, learned.prices, fast)
         return Now(view, learned, decodes, waiting, passes)
