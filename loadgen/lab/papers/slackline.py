@@ -63,7 +63,7 @@ COLUMNS: Mapping[str, Run] = {
     "ChatBot, KV for 30,000": LITTLE_KV,
     "the same, a fifth important": replace(LITTLE_KV, important=0.2),
     "Mixed x1.5, a fifth important": replace(load_of("Mixed", 0.6, 1.5), important=0.2),
-    "`mix`, `demo-3`": MIX,
+    "the mix of demo-3": MIX,
     "12, 20 and 50 ms": hard_paces(
         HARD_PACES["12, 20 and 50 ms alike"], Definition.MEAN_TPOT, 45.0
     ),
@@ -158,7 +158,7 @@ ONE_SEED = (SEEDS[0],)
 SENSITIVE = (
     "several bounds 50106",
     "the same, a fifth important",
-    "`mix`, `demo-3`",
+    "the mix of demo-3",
     "12, 20 and 50 ms",
     "chat beside batch, KV for 20,000",
 )
