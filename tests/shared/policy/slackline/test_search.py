@@ -248,7 +248,7 @@ DRAWN = [
     (whole_answers(9001, 1200), 1257, 319),
     (whole_answers(9014, 1200), 1124, 131),
     (whole_answers(9017, 1200), 1213, 856),
-    (short_kv(9119, 800), 834, 114),
+    (short_kv(9119, 800), 834, 119),
     (several_bounds(9406, 400), 469, 55),
     (several_bounds(9412, 400), 393, 29),
     (several_bounds(9418, 400), 373, 30),
