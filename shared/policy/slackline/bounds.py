@@ -255,6 +255,7 @@ def as_judged(view: View) -> View:
 
     return replace(
         view,
+        first_due_unix_s=without(view.first_due_unix_s),
         next_due_unix_s=without(view.next_due_unix_s),
         tbt_s=without(view.tbt_s),
         tightest_tbt_s=without(view.tightest_tbt_s),

@@ -111,9 +111,7 @@ def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare:
 
 
 def _unpaced_s(view: View, paces_s: Floats) -> float:
-    """Seconds of an iteration without standard decodes: a pace, so that an arrival need not wait
-    for long, and no less than two passes.
-    """
+    """Seconds of an iteration without standard decodes: a pace, and no less than two passes."""
     paces_s = paces_s if len(paces_s) else view.tightest_tbt_s
     least_s = 2 * view.profile.batch_s(BatchShape(decodes=1))
     return max(float(paces_s.min(initial=LOOSE_S)), least_s)

@@ -95,7 +95,7 @@ def test_a_view_shows_the_bounds_that_count(definition: Definition) -> None:
         assert shown is seen
         assert seen.whole.tolist() == [False, False, True]
         return
-    for name in ("next_due_unix_s", "tbt_s", "tightest_tbt_s"):
+    for name in ("first_due_unix_s", "next_due_unix_s", "tbt_s", "tightest_tbt_s"):
         before, now = getattr(seen, name).tolist(), getattr(shown, name).tolist()
         assert now == [math.inf, before[1], math.inf]
     assert shown.last_due_unix_s.tolist() == seen.last_due_unix_s.tolist()
