@@ -103,7 +103,7 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     told = [await process.stdout.readline()]
     process.send_signal(signal.SIGINT)
     told += (await process.stdout.read()).splitlines()
-    assert [line.split()[0] for line in told] == [b"stopping", b"stopped"]
+    assert [line.split()[0].strip(b":") for line in told] == [b"stopping", b"stopped"]
     await ended(process, pids, lines)
 
 
