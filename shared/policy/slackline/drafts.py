@@ -19,10 +19,10 @@ from shared.policy.slackline.iteration import filled, with_best_effort
 from shared.policy.slackline.prices import ONE, Prices
 from shared.policy.speculation import draft_s
 
-NEEDED = 2.5  # a pace needs drafts below so many times a pass of one decode
+NEEDED = 2.5  # below so many times a pass of one decode a pace needs drafts
 SURE = 0.5  # of what is accepted on average counts where windows judge: luck lasts longer than ten
 FADE = 0.02  # weight of one iteration
-FORGOTTEN = 0.0005  # of that, in each iteration without drafts: they are tried again
+FORGOTTEN = 0.0005  # of what was learned, in an iteration without drafts: they come back
 PART = 0.1  # of an iteration: the least for prompts beside needed drafts, the most for contexts
 
 
@@ -140,7 +140,7 @@ def drafting(
     windows = view.definition[rows] == WINDOWS
     needs = needing(view, decodes.tbt_s)
     whole = np.isinf(decodes.tbt_s)
-    # while requests give way none does for the sake of a TTLT, but others with one
+    # while requests give way, no prompt with a TTFT waits longer for the sake of a TTLT
     if calm or whole.all() or view.whole[queue].all():
         needs |= whole & (plain * decodes.asked_s < NEEDED)
     tight = needs.nonzero()[0]

@@ -223,8 +223,9 @@ class Slackline:
         asks = bounds.prefills_of(view, rows, now.learned)
         able = (asks.seconds + now.passes.batch_s < asks.due_s).nonzero()[0][:1]
         first = asks.taken(able)
-        late = give_way(now.waiting.beside(first), now.passes)
-        return none if late.any() or self._crowded(now, first).any() else first.rows
+        if not len(able) or give_way(now.waiting.beside(first), now.passes).any():
+            return none
+        return none if self._crowded(now, first).any() else first.rows
 
     def observe(self, seen: Observation) -> None:
         if seen.shape.decodes:
