@@ -1,10 +1,11 @@
-"""nats-py's client, with four repairs, and with a login by key."""
+"""nats-py's client, with five repairs, and with a login by key."""
 
 import asyncio
 import logging
 import ssl
 from typing import Any
 
+import nats.errors
 from nats.aio.client import PING_PROTO, Client
 from nats.aio.transport import TcpTransport
 
@@ -13,16 +14,19 @@ from shared.errors import ConfigError
 
 class OrderedClient(Client):
     """A client whose PING waits behind the commands before it, whose read loop survives the PONG of
-    a cancelled flush(), and that waits for no goodbye of a lost connection.
+    a cancelled flush(), whose flush() can be cancelled at any time, and that waits for no goodbye
+    of a lost connection.
 
     nats-py 2.16 writes a PING to the socket at once. So its flush() and drain() may be confirmed
     before the subscription, message or unsubscription that they follow has been sent: a subscriber
     is not there yet, and a drained one loses the messages in between. And the PONG of a flush()
     that was cancelled ends its read loop: the connection receives nothing until it is found to be
-    stale. And by TLS each message leaves in a record of its own: here those of one turn of the loop
-    leave together. And before it connects anew it closes the old connection in peace. To a server
-    that is silent, behind a broken network, that takes TLS 30 s, and bytes that wait for the socket
-    until the kernel gives up: a quarter of an hour.
+    stale. And a cancellation of flush() that comes with the PONG is lost, since on Python 3.11
+    asyncio.wait_for() drops it: the task goes on for ever and its service never stops. And by TLS
+    each message leaves in a record of its own: here those of one turn of the loop leave together.
+    And before it connects anew it closes the old connection in peace. To a server that is silent,
+    behind a broken network, that takes TLS 30 s, and bytes that wait for the socket until the
+    kernel gives up: a quarter of an hour.
     """
 
     def log_in(self, creds: str) -> dict[str, Any]:
@@ -42,6 +46,17 @@ class OrderedClient(Client):
         self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
         await self._send_command(PING_PROTO)
         await self._flush_pending()
+
+    async def flush(self, timeout: float = 10.0) -> None:
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        confirmed = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._send_ping(confirmed)
+                await confirmed
+        except TimeoutError as error:
+            raise nats.errors.FlushTimeoutError from error
 
     async def _flusher(self) -> None:
         if isinstance(transport := self._transport, TcpTransport):

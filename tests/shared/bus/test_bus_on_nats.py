@@ -394,6 +394,23 @@ async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancell
             await heard.wait()
 
 
+async def test_a_flush_that_is_cancelled_as_its_pong_comes_ends(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on, and with it a task that was cancelled while it subscribed: its gateway hung."""
+    async with connect(nats_url, "service") as bus:
+        flush = asyncio.create_task(bus.flush(WITHIN_S))
+        pong = bus._client._process_pong
+
+        async def pong_then_cancel() -> None:
+            await pong()
+            flush.cancel()
+
+        monkeypatch.setattr(bus._client, "_process_pong", pong_then_cancel)
+        await asyncio.wait((flush,))
+        assert flush.cancelled()
+
+
 async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(
     nats_server: NatsServer,
 ) -> None:
