@@ -1,7 +1,4 @@
-"""A stand-in for a worker, and the messages that make a replica full of requests.
-
-The bench of planning steps drives it in virtual time, that of a planner process over NATS.
-"""
+"""A stand-in for a worker in virtual time, and the messages that fill a replica with requests."""
 
 from collections import deque
 
@@ -12,21 +9,12 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 # With so much KV no request is preempted.
 KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS, SLOTS = 80_000, 16, 8192, 4096
 LONGEST_OUTPUT = 4000
-INCARNATION = "i1"
 
 
-def announcement(
-    replica: ReplicaId,
-    profile: str,
-    now_unix_s: float,
-    *,
-    incarnation: str = INCARNATION,
-    epoch: int = 0,
-    ack_seq: int = 0,
-) -> Announce:
+def announcement(replica: ReplicaId, profile: str, now_unix_s: float) -> Announce:
     return Announce(
         replica=replica,
-        incarnation=incarnation,
+        incarnation="i1",
         at_unix_s=now_unix_s,
         model="m",
         engine="sim",
@@ -36,8 +24,7 @@ def announcement(
         block_tokens=BLOCK_TOKENS,
         context_tokens=CONTEXT_TOKENS,
         max_slots=SLOTS,
-        epoch=epoch,
-        ack_seq=ack_seq,
+        epoch=0,
     )
 
 
@@ -77,17 +64,13 @@ class StandInWorker:
     planner cannot foresee these stops, so it must reconcile the acks.
     """
 
-    def __init__(self, began_unix_s: float, most_decodes: int, ack_seq: int = 0) -> None:
-        self.ended_unix_s = began_unix_s  # the end of the last iteration
-        self.ack_seq = ack_seq  # of the newest ack
+    def __init__(self, began_unix_s: float, most_decodes: int) -> None:
+        self._ended_unix_s = began_unix_s  # the end of the last iteration
+        self._ack_seq = 0  # of the newest ack
         self._most_decodes = most_decodes
         # [slot] prompt tokens still to compute; 0: the request decodes
         self._left: dict[int, int] = {}
         self._plans: deque[BatchPlan] = deque()
-
-    @property
-    def has_plan(self) -> bool:
-        return bool(self._plans)
 
     @property
     def prefilling(self) -> int:
@@ -101,10 +84,8 @@ class StandInWorker:
     def receive(self, plan: BatchPlan) -> None:
         self._plans.append(plan)
 
-    def run_next(self, not_before_unix_s: float = 0.0) -> PlanAck:
-        """Runs the oldest plan and returns its ack. An iteration begins at the end of the one
-        before, or later where its plan came only at `not_before_unix_s`.
-        """
+    def run_next(self) -> PlanAck:
+        """Runs the oldest plan, from the end of the iteration before, and returns its ack."""
         plan = self._plans.popleft()
         released = list(zip(unpack_list(plan.released), plan.released_why, strict=True))
         for slot, _ in released:
@@ -121,16 +102,15 @@ class StandInWorker:
             computed.append(done)
             emitted.append(int(self._left[slot] == 0))
         stopped = self._stop_oldest()
-        idle_s = max(0.0, not_before_unix_s - self.ended_unix_s)
-        began_unix_s = self.ended_unix_s + idle_s
-        self.ended_unix_s = began_unix_s + plan.predicted_s
-        self.ack_seq += 1
+        began_unix_s = self._ended_unix_s
+        self._ended_unix_s = began_unix_s + plan.predicted_s
+        self._ack_seq += 1
         return PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
             epoch=plan.epoch,
             plan_seq=plan.seq,
-            ack_seq=self.ack_seq,
+            ack_seq=self._ack_seq,
             slots=pack(ran),
             computed=pack(computed),
             emitted=pack(emitted),
@@ -138,9 +118,9 @@ class StandInWorker:
             ended=released + [(slot, "stop") for slot in stopped],
             skipped=pack(skipped),
             started_unix_s=began_unix_s,
-            ended_unix_s=self.ended_unix_s,
+            ended_unix_s=self._ended_unix_s,
             exec_s=plan.predicted_s,
-            idle_s=idle_s,
+            idle_s=0.0,
         )
 
     def _stop_oldest(self) -> list[int]:

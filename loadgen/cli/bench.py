@@ -13,8 +13,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from loadgen.bench import generation as engine
-from loadgen.bench import idle, loaded, machine, messages, planning, scale
+from loadgen.bench import idle, loaded, machine, planning
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, make_room, table, write
 from loadgen.bench.live_fleet import observed
@@ -23,13 +22,12 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.connection import quiet_logs
 from loadgen.tables import print_table
 
-PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded", "scale")
+PARTS = ("planning", "simulator", "idle", "loaded")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """The number of samples, or the length, of each part."""
 
-    repeats: int = 5000  # of each message
     steps: int = 5000  # planning steps
     simulated: int = 5000  # requests of each simulation
     requests: int = 200  # through an idle fleet
@@ -37,7 +35,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     loaded_s: float = 30.0  # of load that is measured
 
 
-QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
+QUICK = Effort(steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,23 +59,14 @@ def run(args: argparse.Namespace) -> int:
     parts = PARTS if args.only is None else (args.only,)
     facts = machine.describe()
     figures: list[Figure] = []
-    if "messages" in parts:
-        _say("messages")
-        figures += messages.measure(effort.repeats)
     if "planning" in parts:
         _say("planning steps of one replica, without a bus")
         figures += planning.measure(effort.steps, args.seed)
     if "simulator" in parts:
         _say("simulations")
         figures += simulator.measure(effort.simulated, args.seed)
-    if "engine" in parts:
-        _say("the torch engine beside transformers' own generate")
-        figures += engine.measure(args.quick, _say)
     if "idle" in parts or "loaded" in parts:
         figures += uvloop.run(_with_fleet(parts, effort, args.seed))
-    if "scale" in parts:
-        _say("one planner, admission and gateway, then two of each")
-        figures += uvloop.run(scale.measure(args.quick, args.seed, _say))
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,

@@ -179,7 +179,7 @@ def test_a_report_of_the_bench_that_cannot_be_written_is_told_before_anything_is
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / out
-    said = refused(capsys, "bench", "--only", "messages", "--quick", "--out", str(path))
+    said = refused(capsys, "bench", "--only", "planning", "--quick", "--out", str(path))
     assert said.startswith(f"slackline bench: --out {path}: it")
 
 

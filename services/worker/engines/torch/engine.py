@@ -13,7 +13,7 @@ drafts, whatever the request samples by. Without a draft model only the root is 
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -131,19 +131,10 @@ class TorchEngine:
         self._prefix_caching = prefix_caching
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
         self._slots: dict[Slot, Running] = {}
-        self._clock: Callable[[], float] = time.monotonic  # a bench counts CPU time instead
 
     @property
     def facts(self) -> EngineFacts:
         return self._facts
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
 
     def drafting(self, cost: DraftCost) -> "TorchEngine":
         """The same engine with the measured cost of its draft model."""
@@ -180,17 +171,17 @@ class TorchEngine:
 
     @torch.inference_mode()
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
-        began_s = self._clock()
+        began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         if not work:
-            return Outcome([], self._clock() - began_s)
+            return Outcome([], time.monotonic() - began_s)
         recorded = self._recorded()
         states = [self._slots[entry.slot] for entry in work]
         cached = self._find(work, states)
         trees: dict[int, Tree] = {}
         if selection is not None and self._draft is not None:
             trees = trees_to_verify(self._draft, work, states, selection, cached)
-        drafted_s = self._clock() - began_s if trees else 0.0
+        drafted_s = time.monotonic() - began_s if trees else 0.0
         drafted = list(trees)
         ids: list[int] = []
         parts: list[Part] = []
@@ -244,7 +235,7 @@ class TorchEngine:
             ]
         return Outcome(
             done,
-            self._clock() - began_s,
+            time.monotonic() - began_s,
             drafted_s=drafted_s,
             unusual=self._recorded() > recorded,
         )
