@@ -12,7 +12,7 @@ from loadgen.fleet.gpus import cores
 from loadgen.lab.papers import adaserve, ascendra, qoserve, slackline, slos_serve, sola
 from loadgen.lab.papers.execution import Task, run
 from loadgen.lab.papers.run import RunResult
-from loadgen.lab.papers.search import needs_trace, next_run
+from loadgen.lab.papers.search import next_run
 from loadgen.lab.papers.store import Store
 from loadgen.lab.papers.table import MISSING, Table, render, replaced
 from loadgen.lab.papers.values import Results
@@ -49,13 +49,6 @@ def make_parser() -> argparse.ArgumentParser:
         "printed, and not written to the page",
     )
     parser.add_argument(
-        "--traces",
-        type=Path,
-        metavar="FOLDER",
-        help="folder with recorded traces in our schema (default: none; the runs that need them "
-        "are left out)",
-    )
-    parser.add_argument(
         "--jobs",
         type=int,
         default=min(2, cores()),
@@ -89,10 +82,9 @@ def pending(args: argparse.Namespace, tables: Sequence[Table], store: Store) -> 
     waiting: dict[str, Task] = {}
     for table in tables:
         for job in table.jobs(store.get, args.hours):
-            if next_run(job, store.get) is None or (args.traces is None and needs_trace(job)):
-                continue
-            task = Task(table.name, job, args.cache, args.page.parent / RUNS, args.traces)
-            waiting.setdefault(repr(job), task)
+            if next_run(job, store.get) is not None:
+                task = Task(table.name, job, args.cache, args.page.parent / RUNS)
+                waiting.setdefault(repr(job), task)
     return list(waiting.values())
 
 

@@ -67,37 +67,6 @@ def _tier(rng: Random) -> Tier:
     return Tier(slo=slo, share=drawn(rng, 0.2, 1.0), importance=rng.choice((1.0, 1.0, 3.0)))
 
 
-def whole_answers(seed: int, requests: float) -> Run:
-    """One or two tiers of whole answers within a minute, on a quarter of the loads beside one with
-    a pace.
-    """
-    rng = Random(seed)
-    workload = rng.choice(tuple(CARRIED_RPS))
-    paced = rng.random() < 0.25
-    tiers = {
-        f"t{n}": Tier(slo=Slo(ttlt_s=drawn(rng, 8.0, 60.0)), share=drawn(rng, 0.3, 1.0))
-        for n in range(rng.choice((1, 1, 2)))
-    }
-    if paced:
-        slo = Slo(ttft_s=drawn(rng, 0.5, 3.0), tbt_s=drawn(rng, 0.03, 0.1))
-        tiers["paced"] = Tier(slo=slo, share=drawn(rng, 0.2, 0.8))
-    replicas = rng.choice((1, 2))
-    rate_rps = CARRIED_RPS[workload] * replicas / 2 * rng.uniform(0.7, 1.6)
-    return Run(
-        policy=OURS,
-        workload=workload,
-        rate_rps=float(f"{rate_rps:.3g}"),
-        duration_s=float(math.ceil(requests / rate_rps)),
-        tiers=TierSet(name=f"whole-{seed}", default="t0", tiers=tiers),
-        replicas=replicas,
-        profile=rng.choice((PROFILE, "a100-llama3-8b")),
-        definition=rng.choice(DEFINITIONS),
-        arrivals="gamma:3" if rng.random() < 0.3 else "poisson",
-        draft=DRAFT if rng.random() < 0.3 else 0.0,
-        seed=seed,
-    )
-
-
 def several_bounds(seed: int, requests: float) -> Run:
     """As `mix`, with other SLOs: the first tier has a TTLT beside a TTFT, a pace, or both."""
     run, rng = mix(seed, requests), Random(f"several-{seed}")
@@ -131,8 +100,3 @@ def _bounds(rng: Random, tokens: int, kinds: tuple[tuple[str, ...], ...]) -> Slo
         tbt_s=tbt_s if "tbt_s" in named else None,
         ttlt_s=ttlt_s if "ttlt_s" in named else None,
     )
-
-
-def short_kv(seed: int, requests: float) -> Run:
-    """As `mix`, on replicas with KV for 20,000 to 100,000 tokens."""
-    return replace(mix(seed, requests), kv_tokens=int(drawn(Random(f"kv-{seed}"), 20_000, 100_000)))

@@ -20,13 +20,12 @@ class Task:
     job: Job
     folder: Path
     file: Path
-    traces: Path | None
 
     def __call__(self) -> int:
         """Returns the number of runs that it did."""
         store, runs = Store(self.folder, self.file), 0
         while (run := next_run(self.job, store.get)) is not None:
-            result = execute(run, self.traces)
+            result = execute(run)
             store.put(result)
             runs += 1
             print(f"{self.table}: {summary(result)}", file=sys.stderr, flush=True)
@@ -37,9 +36,7 @@ def summary(result: RunResult) -> str:
     """One line about a run that has ended."""
     run = result.run
     policy = " ".join((run.policy, *(f"{key}={value}" for key, value in run.settings.items())))
-    if result.bound is not None:
-        outcome = f"at least {100 * result.bound.violated_fraction:.2f} % violated"
-    elif result.figures is None:
+    if result.figures is None:
         outcome = f"over {100 * run.most_violated:g} % violated"
     else:
         outcome = f"{violated(result.figures):.2f} % violated"

@@ -18,7 +18,7 @@ from loadgen.lab.papers.loads import (
 )
 from loadgen.lab.papers.run import WITHOUT, Run
 from loadgen.lab.papers.table import Row, Table
-from loadgen.lab.papers.values import Found, Results, Value, ahead, best, met, met_worth, of
+from loadgen.lab.papers.values import ahead, extreme, met, met_worth, of
 from loadgen.simulator.deployment import Outage
 from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Slo
@@ -107,16 +107,8 @@ def _each(name: str) -> Row:
     values = []
     for policy in OTHERS:
         every = [of(met, under(run, policy, one), (21, 22, 23)) for one in settings_of(run)[policy]]
-        values.append(_unnamed(best({str(n): value for n, value in enumerate(every)})))
+        values.append(extreme(max, [("", one) for one in every]))
     return Row(name, "", values)
-
-
-def _unnamed(value: Value) -> Value:
-    def found(results: Results) -> Found | None:
-        one = value(results)
-        return None if one is None else Found(one.each)
-
-    return found
 
 
 def _load(name: str, run: Run) -> Row:
@@ -167,28 +159,17 @@ SENSITIVE = (
 def _without(constant: str) -> Row:
     """The points that the policy gains with the other value, on the load where it loses most."""
     value, what = CONSTANTS[constant]
-    gains = {
-        name: ahead(
-            met_worth(replace(run, settings={WITHOUT: f"{constant}={value:g}"}), ONE_SEED),
-            met_worth(run, ONE_SEED),
+    gains = [
+        (
+            name,
+            ahead(
+                met_worth(replace(run, settings={WITHOUT: f"{constant}={value:g}"}), ONE_SEED),
+                met_worth(run, ONE_SEED),
+            ),
         )
         for name, run in ((name, COLUMNS[name]) for name in SENSITIVE)
-    }
-    return Row(f"`{constant}`", f"{what}; {value:g}", [_lowest(gains)])
-
-
-def _lowest(candidates: Mapping[str, Value]) -> Value:
-    """The candidate with the lowest mean, and which it is."""
-
-    def value(results: Results) -> Found | None:
-        found = {label: one(results) for label, one in candidates.items()}
-        known = {label: one for label, one in found.items() if one is not None}
-        if len(known) < len(found):
-            return None
-        label = min(known, key=lambda label: known[label].mean)
-        return Found(known[label].each, label)
-
-    return value
+    ]
+    return Row(f"`{constant}`", f"{what}; {value:g}", [extreme(min, gains)])
 
 
 TABLES = (

@@ -4,17 +4,16 @@ A value is a function of the results. It asks for all the runs that it needs, an
 of them has not run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from statistics import fmean
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from loadgen.bound.limit import Bound
-from loadgen.lab.papers.run import BOUND, Run, RunResult, violated_fraction
-from loadgen.lab.papers.search import VIOLATIONS, Capacity, Job, Lookup, Search, advance
-from loadgen.trials.figures import Figures, Group
+from loadgen.lab.papers.run import Run, RunResult, violated_fraction
+from loadgen.lab.papers.search import VIOLATIONS, Job, Lookup, Search, advance
+from loadgen.trials.figures import Figures
 
 
 class Found(NamedTuple):
@@ -53,14 +52,9 @@ class Results:
         result = self._seen(self._sized(run))
         return None if result is None else result.figures
 
-    def bound(self, run: Run) -> Bound | None:
-        self.requested.append(self._sized(run))
-        result = self._seen(self._sized(run))
-        return None if result is None else result.bound
-
-    def capacity(self, search: Search) -> Capacity | None:
-        run, rivals = self._sized(search.run), tuple(map(self._sized, search.rivals))
-        sized = replace(search, run=run, rivals=rivals)
+    def capacity(self, search: Search) -> float | None:
+        """Requests per second."""
+        sized = replace(search, run=self._sized(search.run))
         self.requested.append(sized)
         found = advance(sized, self._seen)
         return None if isinstance(found, Run) else found
@@ -98,18 +92,10 @@ def met(figures: Figures) -> float:
     return 100 - violated(figures)
 
 
-def _by_importance(figures: Figures) -> list[Group]:
-    groups = figures.by_importance
-    return [groups[key] for key in sorted(groups, key=float)]
-
-
 def important_violated(figures: Figures) -> float:
     """The share of the most important requests, in %."""
-    return 100 * _by_importance(figures)[-1].violated_fraction
-
-
-def important_met(figures: Figures) -> float:
-    return 100 - important_violated(figures)
+    groups = figures.by_importance
+    return 100 * groups[max(groups, key=float)].violated_fraction
 
 
 def met_worth(run: Run, seeds: Sequence[int] = ()) -> Value:
@@ -126,40 +112,16 @@ def met_worth(run: Run, seeds: Sequence[int] = ()) -> Value:
     return of(read, run, seeds)
 
 
-def bound_met(run: Run, seeds: Sequence[int]) -> Value:
-    """The share that no scheduler without a draft model can exceed, in %."""
-
-    def value(results: Results) -> Found | None:
-        runs = [replace(one, policy=BOUND, settings={}) for one in _seeded(run, seeds)]
-        bounds = [results.bound(one) for one in runs]
-        return _found([None if one is None else 100 * one.met_fraction for one in bounds])
-
-    return value
-
-
 def capacity(
-    *runs: Run,
-    violations: float = VIOLATIONS,
-    precision: float = 0.03,
-    step: float = 2.0,
-    seeds: Sequence[int] = (),
+    run: Run, *, violations: float = VIOLATIONS, precision: float = 0.03, step: float = 2.0
 ) -> Value:
-    """The highest rate at which one of these runs violates at most so many, within `precision`.
-    The first run has the rate that is tried first.
+    """The highest rate at which this run violates at most so many, within `precision`. It has the
+    rate that is tried first.
     """
+    search = Search(run=run, violations=violations, precision=precision, step=step)
 
     def value(results: Results) -> Found | None:
-        found = []
-        for first, *others in zip(*(_seeded(run, seeds) for run in runs), strict=True):
-            search = Search(
-                run=first,
-                rivals=tuple(others),
-                violations=violations,
-                precision=precision,
-                step=step,
-            )
-            found.append(results.capacity(search))
-        return _found([None if one is None else one.rate_rps for one in found])
+        return _found([results.capacity(search)])
 
     return value
 
@@ -211,26 +173,12 @@ def geometric(*values: Value) -> Value:
     return combined(lambda *each: prod(each) ** (1 / len(each)), *values)
 
 
-def best(candidates: Mapping[str, Value]) -> Value:
-    """The candidate with the highest mean, the first of equals."""
+def extreme(choose: Callable[..., Found], candidates: Sequence[tuple[str, Value]]) -> Value:
+    """The candidate whose mean `choose` (min or max) takes, the first of equals, with its label."""
 
     def value(results: Results) -> Found | None:
-        found = {label: candidate(results) for label, candidate in candidates.items()}
-        known = {label: one for label, one in found.items() if one is not None}
-        if len(known) < len(found):
-            return None
-        label = max(known, key=lambda label: known[label].mean)
-        return Found(known[label].each, label)
-
-    return value
-
-
-def across(values: Sequence[Value], read: Callable[[Sequence[float]], float]) -> Value:
-    """The value that `read` makes of those of many loads that have run."""
-
-    def value(results: Results) -> Found | None:
-        found = [one(results) for one in values]
-        known = [one.mean for one in found if one is not None]
-        return Found((read(known),)) if len(known) == len(found) else None
+        found = [(label, candidate(results)) for label, candidate in candidates]
+        known = [Found(one.each, label) for label, one in found if one is not None]
+        return choose(known, key=lambda one: one.mean) if len(known) == len(found) else None
 
     return value

@@ -388,7 +388,7 @@ def test_control_that_takes_time_costs_little() -> None:
 def test_each_tier_may_come_in_its_own_time() -> None:
     """Figure 13: an experiment whose categories peak one after the other."""
     given = structs.replace(TRACE, bursts="coding=30:0,30:2;chat=30:1,30:0")
-    requests = requests_of(given, None)
+    requests = requests_of(given)
     assert [request.number for request in requests] == list(range(len(requests)))
     assert [request.arrival_s for request in requests] == sorted(
         request.arrival_s for request in requests

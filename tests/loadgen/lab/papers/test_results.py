@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from loadgen.lab.papers import execution
 from loadgen.lab.papers.__main__ import RUNS, TABLES, main
 from loadgen.lab.papers.execution import Task, run
-from loadgen.lab.papers.run import BOUND, VERSIONS, WITHOUT, Run, RunResult, execute
-from loadgen.lab.papers.search import Capacity, Search, advance, next_run
+from loadgen.lab.papers.run import VERSIONS, WITHOUT, Run, RunResult, execute
+from loadgen.lab.papers.search import Search, advance, next_run
 from loadgen.lab.papers.slackline import COLUMNS, SEEDS
 from loadgen.lab.papers.store import KeptRun, Store, write
 from loadgen.lab.papers.table import MISSING, Row, Table, present, render, reproduced
@@ -19,7 +19,7 @@ from loadgen.lab.papers.values import (
     Results,
     Value,
     ahead,
-    best,
+    extreme,
     geometric,
     highest,
     of,
@@ -51,7 +51,7 @@ def limited(
 ) -> Callable[..., RunResult]:
     """A stand-in for the simulation: runs above the limit of their policy are stopped."""
 
-    def executed(run: Run, traces: Path | None) -> RunResult:
+    def executed(run: Run) -> RunResult:
         calls.append(run)
         passes = run.rate_rps <= limits.get(run.policy, LIMIT_RPS)
         return replace(tiny, run=run, figures=tiny.figures if passes else None)
@@ -60,7 +60,7 @@ def limited(
 
 
 def task(job: Run | Search, folder: Path) -> Task:
-    return Task("tiny", job, folder, folder / "kept.xz", None)
+    return Task("tiny", job, folder, folder / "kept.xz")
 
 
 def value(*each: float) -> Value:
@@ -123,15 +123,13 @@ def test_a_run_has_a_name_of_its_own_however_its_numbers_are_written() -> None:
 def test_results_are_read_back_and_those_of_a_policy_as_it_was_are_not(
     tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, bound = Store(tmp_path), execute(replace(TINY, policy=BOUND))
+    store, edf = Store(tmp_path), replace(tiny, run=replace(TINY, policy="edf"))
     assert store.get(TINY) is None
     store.put(tiny)
-    store.put(bound)
-    assert store.get(TINY) == tiny and store.get(bound.run) == bound
-    assert bound.bound is not None and tiny.figures is not None
-    assert bound.bound.violated_fraction <= tiny.figures.violated_fraction
+    store.put(edf)
+    assert store.get(TINY) == tiny and store.get(edf.run) == edf
     monkeypatch.setitem(VERSIONS, "fcfs", 2)
-    assert store.get(TINY) is None and store.get(bound.run) == bound
+    assert store.get(TINY) is None and store.get(edf.run) == edf
 
 
 def test_kept_runs_are_found_on_a_fresh_clone(
@@ -169,8 +167,8 @@ def test_a_search_ends_within_its_precision_below_the_limit(
         search = Search(run=replace(TINY, rate_rps=first_rps))
         task(search, tmp_path)()
         found = advance(search, Store(tmp_path).get)
-        assert isinstance(found, Capacity)
-        assert LIMIT_RPS / 1.03 <= found.rate_rps <= LIMIT_RPS
+        assert isinstance(found, float)
+        assert LIMIT_RPS / 1.03 <= found <= LIMIT_RPS
 
 
 def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(
@@ -182,22 +180,6 @@ def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(
     assert [run.rate_rps for run in calls[:2]] == [3.6, 3.06]
 
 
-def test_rivals_are_searched_for_the_rate_that_the_best_of_them_carries(
-    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Run] = []
-    limits = {"fcfs": 2.0, "edf": LIMIT_RPS, "srpf": 1.0}
-    monkeypatch.setattr(execution, "execute", limited(tiny, limits, calls))
-    rivals = tuple(replace(TINY, policy=policy) for policy in ("srpf", "edf"))
-    search = Search(run=TINY, rivals=rivals, precision=0.05)
-    task(search, tmp_path)()
-    found = advance(search, Store(tmp_path).get)
-    assert isinstance(found, Capacity)
-    assert LIMIT_RPS / 1.05 <= found.rate_rps <= LIMIT_RPS
-    last = [run.policy for run in calls if run.rate_rps == found.rate_rps]
-    assert last == ["edf"], "the run that passed before is tried first"
-
-
 def test_work_that_was_broken_off_goes_on_where_it_stopped(
     tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,10 +189,10 @@ def test_work_that_was_broken_off_goes_on_where_it_stopped(
     run([task(search, tmp_path / "whole")], 1)
     executed = limited(tiny, {}, parts)
 
-    def breaks_off(run: Run, traces: Path | None) -> RunResult:
+    def breaks_off(run: Run) -> RunResult:
         if len(parts) == 3:
             raise KeyboardInterrupt
-        return executed(run, traces)
+        return executed(run)
 
     monkeypatch.setattr(execution, "execute", breaks_off)
     with pytest.raises(KeyboardInterrupt):
@@ -246,7 +228,8 @@ def test_values_are_combined_seed_by_seed() -> None:
     assert over(mine, theirs)(results) == Found((3.0, 0.5))
     assert highest(mine, theirs)(results) == Found((6.0, 16.0))
     assert geometric(value(2.0), value(8.0))(results) == Found((4.0,))
-    assert best({"a": mine, "b": theirs})(results) == Found((2.0, 16.0), "b")
+    assert extreme(max, [("a", mine), ("b", theirs)])(results) == Found((2.0, 16.0), "b")
+    assert extreme(min, [("a", mine), ("b", theirs)])(results) == Found((6.0, 8.0), "a")
 
 
 def test_what_has_not_run_has_no_value_and_is_asked_for(tiny: RunResult) -> None:
@@ -300,8 +283,7 @@ def test_what_a_table_asks_for_can_be_run(name: str) -> None:
     for job in asked:
         run = next_run(job, lambda _: None)
         assert run is not None
-        if run.policy != BOUND:
-            registry.make(run.policy, {k: v for k, v in run.settings.items() if k != WITHOUT})
+        registry.make(run.policy, {k: v for k, v in run.settings.items() if k != WITHOUT})
         assert run.only in ("", *run.tiers.tiers)
 
 

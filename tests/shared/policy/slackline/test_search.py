@@ -7,15 +7,16 @@ cost little more than one. Loads that a search once found are kept below.
 
 import math
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.lab.papers.drawn import mix, several_bounds, short_kv, whole_answers
+from loadgen.lab.papers.drawn import mix, several_bounds
 from loadgen.lab.papers.loads import load_of
-from loadgen.lab.papers.run import Run, execute
+from loadgen.lab.papers.run import PROFILE, Run, execute
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
@@ -238,6 +239,14 @@ def test_overload_for_minutes_gets_no_worse() -> None:
     assert figures.violated <= 162 + LUCK
 
 
+def whole_answers(workload: str, seed: int, *tiers: tuple[float, float], **other: Any) -> Run:
+    """Tiers of a TTLT and a share each."""
+    named = {f"t{n}": Tier(slo=Slo(ttlt_s=ttlt_s), share=s) for n, (ttlt_s, s) in enumerate(tiers)}
+    judged = TierSet(name="whole", default="t0", tiers=named)
+    given = {"profile": "a100-llama3-8b", "draft": 0.0, **other}
+    return Run(policy="slackline", workload=workload, tiers=judged, seed=seed, **given)
+
+
 # Loads drawn at random on which it once was behind the best of the ten others: how many requests
 # are offered, and what it loses there now.
 DRAWN = [
@@ -245,10 +254,35 @@ DRAWN = [
     (mix(6154, 400), 400, 84),
     (mix(6229, 400), 373, 87),
     (mix(7018, 400), 428, 0),
-    (whole_answers(9001, 1200), 1257, 319),
-    (whole_answers(9014, 1200), 1124, 131),
-    (whole_answers(9017, 1200), 1213, 856),
-    (short_kv(9119, 800), 834, 119),
+    (
+        whole_answers(
+            "chatbot", 9001, (25.0, 0.6), rate_rps=13.4, duration_s=90.0, definition="max-tpot-10"
+        ),
+        1257,
+        319,
+    ),
+    (
+        whole_answers(
+            "summarizer",
+            9014,
+            (40.0, 0.37),
+            (27.0, 0.41),
+            rate_rps=10.8,
+            duration_s=112.0,
+            replicas=2,
+            profile=PROFILE,
+            definition="max-tpot-10",
+            arrivals="gamma:3",
+        ),
+        1124,
+        131,
+    ),
+    (
+        whole_answers("sharegpt", 9017, (15.0, 0.4), rate_rps=7.22, duration_s=167.0, replicas=2),
+        1213,
+        856,
+    ),
+    (replace(mix(9119, 800), kv_tokens=20_000), 834, 119),
     (several_bounds(9406, 400), 469, 55),
     (several_bounds(9412, 400), 393, 29),
     (several_bounds(9418, 400), 373, 30),
