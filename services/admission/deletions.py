@@ -42,9 +42,7 @@ class Deletions:
         ending: Ending,
         fenced_log: Fence,
     ) -> None:
-        """`fenced_log` returns the log of a lost incarnation, which cannot write to it any more;
-        None if it lives.
-        """
+        """`fenced_log`: the log of a lost incarnation that writes no more; None: it lives."""
         self._bus, self._clock, self._records = bus, clock, records
         self._placer, self._workers, self._ending = placer, workers, ending
         self._fenced_log = fenced_log
@@ -86,9 +84,7 @@ class Deletions:
         return ended
 
     async def _end(self, seen: Record) -> bool:
-        """End the newest attempt and the request. False: the attempt may go on still. Raises
-        BusError and PeerError.
-        """
+        """End attempt and request; False: they may go on still. Raises BusError, PeerError."""
         record, story = await self._newest(seen)
         if record.replica is not None and (story is None or not story.ended):
             lives = self._workers.lives(record.replica, record.incarnation)

@@ -1,6 +1,4 @@
-"""The steps that admission's core asks for: they write records, make offers, and feed their results
-back.
-"""
+"""Takes the steps that admission's core asks for, and feeds their results back."""
 
 import asyncio
 from collections.abc import Callable
@@ -70,9 +68,7 @@ class Placement:
         return not self._untold
 
     async def decision(self, key: RequestKey) -> Refused | None:
-        """The refusal of a request that may be refused; None: it goes on, or nothing is decided
-        after TELL_S.
-        """
+        """The refusal of a request; None: it goes on, or nothing is decided after TELL_S."""
         decided: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
         self._untold[key] = decided
         try:

@@ -23,9 +23,7 @@ class Offset:
         self._least: deque[tuple[float, float]] = deque()
 
     def heard(self, received_unix_s: float, sent_unix_s: float) -> None:
-        """Note a message: received at an instant of our clock, which must not go back, and sent at
-        one of the sender's.
-        """
+        """Note a message: when our clock, which must not go back, had it, and when it was sent."""
         difference_s = received_unix_s - sent_unix_s
         while self._least and self._least[-1][1] >= difference_s:
             self._least.pop()

@@ -83,9 +83,7 @@ class Sweep:
         self._soon = True
 
     async def run(self) -> None:
-        """Look for the lost, and sweep, until cancelled. A sweep that waits for a worker holds up
-        no look.
-        """
+        """Look for the lost, and sweep, until cancelled. A sweep that waits holds up no look."""
         next_at = 0.0
         turned = self._clock.unix_s()
         sweeping: asyncio.Task[None] | None = None
@@ -200,9 +198,7 @@ class Sweep:
     async def _delete_orphans(
         self, bodies: Sequence[str], outputs: Sequence[str], named: Container[str]
     ) -> None:
-        """Delete what no record has named for ORPHAN_S: an admission died between the two writes,
-        or a delete was lost.
-        """
+        """Delete what no record has named for ORPHAN_S: a crash left it, or a delete was lost."""
         now, of_bodies = self._clock.unix_s(), set(bodies)
         self._orphans = {
             key: self._orphans.get(key, now) for key in (*bodies, *outputs) if key not in named
@@ -294,9 +290,7 @@ class Sweep:
             await self._after(stored, story)
 
     async def _fenced_log(self, replica: ReplicaId, incarnation: str) -> list[LogEntry] | None:
-        """The replica's log, once the incarnation cannot write to it any more. None if the
-        incarnation turned out to live.
-        """
+        """The replica's log, once the incarnation cannot write to it; None: it lives after all."""
         subject = ack_log(replica)
         rows = await self._bus.acks.read(subject)
         entries = list(decode_log(rows))

@@ -64,9 +64,7 @@ class Workers:
         return "" if self.last is None else self.last.model
 
     def received(self, announce: Announce) -> bool:
-        """An announcement was received. True if it is of a new incarnation: the requests of the old
-        one are stranded.
-        """
+        """Note an announcement. True if its incarnation is new: the old are lost."""
         before, now = self._known.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
             return False
@@ -96,9 +94,7 @@ class Workers:
         return set(self._known)
 
     def any(self, needs: Collection[str] = ()) -> Announce | None:
-        """The living worker with the longest context among those that meet the needs. All workers
-        serve the same model.
-        """
+        """The living worker with the longest context that meets the needs. All serve one model."""
         return max(
             (a for a in self.living() if meets(a, needs)),
             key=lambda a: a.context_tokens,
@@ -119,9 +115,7 @@ class Workers:
         return False if self.complete else None
 
     def forget(self) -> None:
-        """This process received nothing for a while: no worker is judged before heartbeats have had
-        time to come again.
-        """
+        """Nothing was received for a while: nobody is judged until heartbeats can come again."""
         self._began_unix_s = self._clock.unix_s()
         self._known.clear()
 

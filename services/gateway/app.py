@@ -62,9 +62,7 @@ READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 
 
 class Api(NamedTuple):
-    """One of OpenAI's three: the kind of its bodies, how they are read, and its own names of the
-    parameters at fault.
-    """
+    """One of OpenAI's three: its bodies, how they are read, its names of parameters at fault."""
 
     kind: type[Struct]
     read: Callable[[bytes], CompletionBody | ChatBody]

@@ -139,9 +139,7 @@ class Console:
         return _json(found)
 
     async def why(self, request: Request) -> Response:
-        """Where the time of a request went, as `slackline explain` has it; the words of a refusal
-        in place of the answer.
-        """
+        """Where the time of a request went, as `slackline explain` has it; or a refusal."""
         self._permit(request)
         tenant, _, request_id = request.query_params.get("key", "").partition(".")
         try:
@@ -223,9 +221,7 @@ def _key_of(headers: Mapping[str, str]) -> str | None:
 
 
 def _policy(page: str) -> str:
-    """A content security policy that lets the page run its own script and style, and nothing
-    else.
-    """
+    """A content security policy: the page runs its own script and style, and nothing else."""
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in INLINE.findall(page):
         digest = base64.b64encode(sha256(text.encode()).digest()).decode()

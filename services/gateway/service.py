@@ -53,9 +53,7 @@ class Server(uvicorn.Server):
 
 
 def listen(cfg: GatewayConfig) -> socket.socket:
-    """A bound socket; connections queue from here on. `::` takes IPv4 as well, where the system
-    can. Raises ConfigError.
-    """
+    """A bound socket; connections queue. `::` takes IPv4 too, if possible. Raises ConfigError."""
     try:
         if ":" not in cfg.host:
             return socket.create_server((cfg.host, cfg.port), backlog=1024)

@@ -68,9 +68,7 @@ class PlannerMetrics:
 
 
 class Watch:
-    """The numbers of one replica planner. Its core counts from 0; the metrics go on from where they
-    were.
-    """
+    """The numbers of a replica planner: its core counts from 0, the metrics go on."""
 
     def __init__(self, metrics: PlannerMetrics, replica: ReplicaId, core: ReplicaCore) -> None:
         self._core = core

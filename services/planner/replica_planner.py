@@ -350,9 +350,7 @@ class ReplicaPlanner:
 
 
 def _joined(first: ReplicaEvent, rest: deque[ReplicaEvent]) -> ReplicaEvent:
-    """Offers that follow one another in the inbox are decided together. An ack between two of them
-    keeps its place.
-    """
+    """Offers in a row are decided together. An ack between two of them keeps its place."""
     if not isinstance(first, Offered) or not rest or not isinstance(rest[0], Offered):
         return first
     offers = list(first.offers)

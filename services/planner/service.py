@@ -1,6 +1,4 @@
-"""The planner: it leases replicas, plans for those it has, and gives up a replica the moment its
-lease is in doubt.
-"""
+"""The planner: it leases replicas, plans for them, and gives one up once its lease is in doubt."""
 
 import asyncio
 from collections import deque
@@ -82,9 +80,7 @@ class Planner:
             planner.heard(announce)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        """Lease replicas that no planner has. The more replicas this planner holds, the later it
-        tries, so that they spread.
-        """
+        """Lease replicas that no planner has; the more this one holds, the later it tries."""
         while True:
             now = self._clock.unix_s()
             for replica, (announce, at) in sorted(self._workers.items()):
@@ -167,9 +163,7 @@ class Planner:
         self._shunned[replica] = self._clock.unix_s() + SHUN_S
 
     async def _keep(self, planner: ReplicaPlanner, stop: asyncio.Event) -> None:
-        """Renew the lease until stopped. Return when it is lost or in doubt, or when the worker is
-        silent.
-        """
+        """Renew the lease until stopped, or it is lost or in doubt, or the worker is silent."""
         renewed = self._clock.unix_s()
         while not stop.is_set():
             try:

@@ -180,9 +180,7 @@ class Relegation:
         self._chores.spawn(self._perform(action, self._inbox), "relegation.step")
 
     async def _perform(self, action: RelegationAction, inbox: Inbox[RelegationEvent]) -> None:
-        """Take one step, and feed its result to the core that asked for it: a later term of the
-        lease has another core.
-        """
+        """Take one step, and feed its result to the core of the term that asked for it."""
         try:
             match action:
                 case Place():

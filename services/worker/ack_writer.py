@@ -59,9 +59,7 @@ class AckWriter:
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
     async def register(self) -> bool:
-        """Take the log over, however long that takes: this fences the writer before. Returns
-        True.
-        """
+        """Take the log over, however long it takes: this fences the writer before. Returns True."""
         while True:
             last = await self._last()
             self._last_seq = 0 if last is None else last[0]
@@ -134,9 +132,7 @@ class AckWriter:
         await self._trim()
 
     async def _trim(self) -> None:
-        """Trim the log before the newest snapshot, once no request needs an earlier incarnation's
-        entries.
-        """
+        """Trim the log before the newest snapshot, once no request needs an earlier incarnation."""
         try:
             if not self._may_trim:
                 held = [
@@ -152,9 +148,7 @@ class AckWriter:
             return  # the next snapshot trims more
 
     async def fenced(self) -> bool:
-        """True if another writer has appended since. An idle worker appends nothing, and would not
-        notice.
-        """
+        """True if another writer has appended since, which an idle worker would not notice."""
         try:
             async with asyncio.timeout(FENCE_S):
                 last = await self._bus.acks.last(self._subject)

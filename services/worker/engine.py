@@ -15,9 +15,7 @@ from shared.vocabulary import Slot
 
 
 class EngineFacts(NamedTuple):
-    """The facts of an engine that its worker announces. `profile` names the shipped profile (or
-    file) that predicts it best.
-    """
+    """The announced facts of an engine. `profile`: the shipped one, or the file, that fits."""
 
     engine: str
     model: str
@@ -43,15 +41,11 @@ class EngineFacts(NamedTuple):
 
 
 class RefusedError(SlacklineError):
-    """The engine does not take this request, now or later: the request fails with this message, and
-    other requests go on.
-    """
+    """The engine never takes this request, which fails with this message; others go on."""
 
 
 class Likely(NamedTuple):
-    """Natural log-probabilities of one output token and of the likeliest ones, under the model,
-    before temperature and cuts.
-    """
+    """Log-probabilities of a token and of the likeliest, under the model, before any cuts."""
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()  # as many as Sampling.logprobs asks for, likeliest first
@@ -101,9 +95,7 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, load: Load) -> None:
-        """Make a slot known. KV is taken as positions are computed. After a RefusedError the engine
-        knows nothing of the slot.
-        """
+        """Make a slot known. KV is taken as positions are computed. A RefusedError takes none."""
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         """One forward pass over a mixed batch."""

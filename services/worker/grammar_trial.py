@@ -113,9 +113,7 @@ class GrammarTrial:
             await process.wait()
 
     async def refusal(self, wanted: Structured) -> str:
-        """Why the format is never taken; empty if it is. Raises TimeoutError where that cannot be
-        told now.
-        """
+        """Why the format is never taken; empty if it is. Raises TimeoutError if that is unknown."""
         message = _encode(wanted)
         key = hashlib.blake2b(message, digest_size=16).digest()
         answer = self._answers.get(key)
@@ -231,9 +229,7 @@ def _llguidance(what: What) -> Try:
 
 
 def _xgrammar(what: What) -> Try:
-    """vLLM's default. Whether a format is one that vLLM takes, it says itself; here it is only seen
-    that no limit is broken.
-    """
+    """vLLM's default. vLLM itself says what it takes; here only limits are tried."""
     import torch  # noqa: F401
     import xgrammar
     from transformers import AutoTokenizer

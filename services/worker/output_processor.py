@@ -17,9 +17,7 @@ from shared.vocabulary import Slot
 
 
 class Spoken(NamedTuple):
-    """`text` may go out. If `stopped`, a stop string ended the output within the first
-    `tokens_kept` of the tokens.
-    """
+    """`text` may go out. If `stopped`, a stop string ended it within the first `tokens_kept`."""
 
     text: str
     stopped: bool
@@ -64,9 +62,7 @@ class OutputProcessor:
         return Spoken(text, output.stopped, len(tokens))
 
     def finish(self, slot: Slot) -> str:
-        """The output ended by other means than a stop string: the text that was held back. Empty
-        after a stop.
-        """
+        """The text that was held back, when no stop string ended the output. Empty after a stop."""
         output = self._outputs[slot]
         text, output.owed = output.owed, ""
         return text + output.finish()
@@ -118,9 +114,7 @@ class _Output:
 
 
 class _Stop:
-    """Follows one stop string in linear time (Knuth-Morris-Pratt): clients choose the strings, so
-    the worst case counts.
-    """
+    """Follows one stop string in linear time (Knuth-Morris-Pratt): clients choose the strings."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,6 +1,4 @@
-"""The ends of attempts, reported until an admission has settled them. An end is reported only once
-its ack is in the log.
-"""
+"""The ends of attempts, told once their acks are in the log, until an admission has them."""
 
 import asyncio
 

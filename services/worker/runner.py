@@ -36,9 +36,7 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """The runner of a simulated engine, which hardly uses the interpreter. The event loop stays
-    free while it works.
-    """
+    """The runner of a simulated engine: a thread, which leaves the event loop free."""
 
     fitted: ProfileFile | None = None
 

@@ -1,6 +1,4 @@
-"""One worker takes requests in, runs plans, stores acks, and then lets tokens out. One incarnation
-lives at a time.
-"""
+"""One worker takes requests in, runs plans, stores acks, and then lets tokens out."""
 
 import asyncio
 import secrets
@@ -236,9 +234,7 @@ class WorkerService:
         self._traces.forget_plans()
 
     async def _lost_engine(self, error: EngineError) -> None:
-        """Says what the engine was computing as it went, also in the log: a request that ends
-        engines must not go round.
-        """
+        """Tells, also in the log, what was computed: a request that ends engines must not go on."""
         finished = self.core.break_off() if error.in_turn else None
         requests = [] if finished is None else [over.key for over in finished.overs]
         log.error("engine.lost", replica=self._replica, error=str(error), requests=requests)
@@ -427,9 +423,7 @@ class WorkerService:
 
 
 async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
-    """Raises ConfigError if a live worker already has this id: the two would fence each other for
-    ever.
-    """
+    """Raises ConfigError if a live worker has this id: the two would fence each other for ever."""
     try:
         answer = await bus.request(
             subjects.holdings(replica), Holdings(asked=[]), HoldingsAnswer, timeout_s=1.0

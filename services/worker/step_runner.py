@@ -1,6 +1,4 @@
-"""One iteration where the engine is: free, load, compute, then decide where each output ends and
-what of it is said.
-"""
+"""One iteration where the engine is: free, load, compute, end outputs, say what goes out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -74,9 +72,7 @@ def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
 def _without(
     refused: Mapping[int, str], engine: Engine, processor: OutputProcessor, step: Step
 ) -> Ran:
-    """The same step for the requests that the engine has taken; each of the others fails with the
-    engine's message.
-    """
+    """The step without the refused requests, which fail with the engine's message."""
     kept = [entry for entry, work in enumerate(step.work) if work.slot not in refused]
     selection = None if step.selection is None else along(step.selection, kept)
     rest = step._replace(
@@ -126,9 +122,7 @@ def _token_logprob(processor: OutputProcessor, token: int, likely: Likely) -> To
 def _end(
     processor: OutputProcessor, work: Work, tokens: Sequence[int]
 ) -> tuple[Sequence[int], str, FinishReason | None]:
-    """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
-    token counts but has no text.
-    """
+    """The tokens that count, their text (an end-of-sequence token has none), and how it ended."""
     if not tokens:
         return (), "", None
     slot = work.slot

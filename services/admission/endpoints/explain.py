@@ -27,9 +27,7 @@ class Explanations:
         self._records, self._replays, self._clock = records, replays, clock
 
     async def answer(self, explain: Explain, call: Call) -> None:
-        """Reply with an Explanation, or Refused. On the operator's subject other tenants are
-        named.
-        """
+        """Reply with an Explanation or Refused. To the operator other tenants are named."""
         whole = call.subject == subjects.EXPLAIN_ALL
         try:
             tenant = (

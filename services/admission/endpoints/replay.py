@@ -1,6 +1,4 @@
-"""Replays: a client that attaches gets the output of its request so far, from the record and the
-log.
-"""
+"""Replays: a client that attaches gets the output so far, from the record and the log."""
 
 import asyncio
 

@@ -114,9 +114,7 @@ class Arrivals:
         return not self._reading.total
 
     def gate(self, call: Call) -> Refused | None:
-        """The refusal of a request for which its tenant has no room here. It takes 1 us: a tenant
-        may send any number.
-        """
+        """The refusal if its tenant has no room here. It takes 1 us: any number may come."""
         tenant, tier = call.subject.split(".")[-2:]
         weight = self._rules.tenants.named(tenant).weight
         reading, now = int(self._reading.held(tenant)) + 1, self._clock.unix_s()

@@ -159,9 +159,7 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
-    """The most tokens that may be generated. Raises PeerError for requests beyond the model or the
-    engine of this fleet.
-    """
+    """The most tokens that may be generated. Raises PeerError for what this fleet cannot do."""
     if worker is None:  # none has ever been heard: the sweep checks once one is
         return request.sampling.max_tokens
     room = worker.context_tokens - len(prompt)
@@ -183,9 +181,7 @@ def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> i
 
 
 def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
-    """The SLO with its bounds in seconds. Raises PeerError for a multiple of zero-load time while
-    no profile is known.
-    """
+    """The SLO in seconds. Raises PeerError for multiples of zero-load time without a profile."""
     if not slo.in_multiples:
         return slo
     if worker is None:
@@ -344,9 +340,7 @@ class Intake:
     async def _in_time(
         self, request: GenerateRequest, payload_bytes: int, step: Callable[[], T]
     ) -> T:
-        """The outcome of a step whose time grows with the message: beside the loop for a long one,
-        in the turn of its tenant.
-        """
+        """The outcome of a step: that of a long message beside the loop, in its tenant's turn."""
         size = payload_bytes // (IDS_SPEED if request.token_ids is not None else 1)
         if size < LONG_BYTES:
             return step()

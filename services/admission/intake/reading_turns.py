@@ -36,9 +36,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, tenant: str, weight: float, size_bytes: int) -> AsyncIterator[None]:
-        """Wait for the turn of a text, and have it until the end of the block. Raises PeerError
-        after WAIT_S.
-        """
+        """The turn of a text, until the end of the block. Raises PeerError after WAIT_S."""
         huge = size_bytes >= HUGE_BYTES
         virtual = size_bytes / weight
         starts = max(self._now, self._ends.get(tenant, 0.0))

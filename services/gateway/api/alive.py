@@ -1,6 +1,4 @@
-"""The live replicas, models and LoRA adapters, by the digests that planners publish ten times a
-second.
-"""
+"""The live replicas, models and LoRA adapters, by the digests of their planners."""
 
 from shared.clock import Clock
 from shared.features import STRUCTURED
@@ -62,9 +60,7 @@ class Fleet:
         return any(STRUCTURED in digest.features for digest in self._fresh())
 
     def default_model(self) -> str:
-        """The model's name for an answer where the client named none; empty where no replica is
-        alive.
-        """
+        """The model's name where the client named none; empty where no replica is alive."""
         return next(iter(self.models()), "")
 
     def _fresh(self) -> list[Digest]:

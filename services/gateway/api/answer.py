@@ -115,9 +115,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Usage so far: the output of all choices, and each prompt once, however many choices it
-        has.
-        """
+        """Usage so far: the output of all choices, and each prompt once."""
         prompts, made = self._prompt_tokens, self._tokens
         # choice 0 of each prompt counts it
         cached = sum(v.cached_tokens for index, v in self.verdicts.items() if not index % self._n)

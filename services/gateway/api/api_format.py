@@ -154,9 +154,7 @@ class ApiFormat(Protocol):
     def frame(self, head: Head) -> Frame: ...
 
     def writer(self, index: int, request_id: str, tool_format: str) -> ChoiceWriter:
-        """`request_id`: of the whole answer. `tool_format`: the form in which its model writes
-        calls of tools.
-        """
+        """`request_id`: of the whole answer. `tool_format`: how its model writes calls of tools."""
 
 
 class ReplyFrame:

@@ -82,9 +82,7 @@ class AskBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of output, under either name. Raises PeerError if the two contradict each
-        other.
-        """
+        """The most tokens of output, under either name. Raises PeerError if the two differ."""
         if self.max_tokens is None or self.max_completion_tokens is None:
             return self.max_tokens or self.max_completion_tokens
         if self.max_tokens != self.max_completion_tokens:

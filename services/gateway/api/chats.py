@@ -39,9 +39,7 @@ FITS_WITH_LOGPROBS = 8192
 
 
 class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a chat request. Admission checks the messages when it renders them, since it has
-    the model's template.
-    """
+    """The body of a chat request. Admission checks the messages: it has the model's template."""
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
@@ -87,9 +85,7 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def template(self) -> dict[str, Any]:
-        """An effort is what published templates read of it: most know the effort, Qwen's only
-        whether to think.
-        """
+        """Published templates read of an effort: most the effort, Qwen's whether to think."""
         effort: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             effort = {"reasoning_effort": self.reasoning_effort}
@@ -263,9 +259,7 @@ class ChatChoiceWriter:
         return bool(self._logprobs and self._likely) or bool(self._token_ids and self._tokens)
 
     def _deltas(self, pieces: Sequence[Piece]) -> list[MessageDelta]:
-        """The new parts of the message. Calls beyond the first are left out of an answer that may
-        hold one.
-        """
+        """The new parts of the message, without further calls where it may hold only one."""
         return [delta for piece in pieces if (delta := self._delta(piece)) is not None]
 
     def _delta(self, piece: Piece) -> MessageDelta | None:
@@ -328,9 +322,7 @@ class ChatFormat:
         calls = self._calls
 
         def id_of_call(number: int) -> str:
-            """The same for whoever attaches to the request. Mistral's templates take nine letters
-            and digits only.
-            """
+            """The same for whoever attaches. Mistral's templates take nine letters and digits."""
             digest = sha256(f"{request_id}.{index}.{number}".encode()).hexdigest()
             return digest[:9] if tool_format == ToolFormat.MISTRAL else f"call_{digest[:24]}"
 

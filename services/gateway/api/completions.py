@@ -17,9 +17,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 
 
 class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt, or several of one kind. `best_of` must equal `n`, since every choice made is
-    returned.
-    """
+    """One prompt, or several of one kind. `best_of` must equal `n`: all choices are returned."""
 
     prompt: str | list[TokenId | str | list[TokenId]]
     logprobs: Alternatives | None = None
@@ -140,9 +138,7 @@ class CompletionChoiceWriter:
 
 
 class CompletionFormat:
-    """The completions API; implements ApiFormat. `echoes` are the texts that the choices begin
-    with, or nothing.
-    """
+    """The completions API; implements ApiFormat. Choices begin with `echoes`, if there are any."""
 
     operation = "text_completion"
 

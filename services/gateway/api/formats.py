@@ -20,9 +20,7 @@ from shared.structured import (
 
 
 class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A schema. `name`, `description` and `strict` only label it: the answer is always held to the
-    schema.
-    """
+    """A schema. The other fields only label it: the answer is always held to the schema."""
 
     schema: dict[str, Any] | bool | UnsetType = UNSET
     name: str | None = None

@@ -42,9 +42,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 def written(piece: bytes) -> str:
-    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters, so that different
-    tokens are never written alike.
-    """
+    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -71,9 +69,7 @@ def _content(chosen: Likelihood, top: Sequence[Likelihood]) -> ContentLogprob:
 
 
 class CompletionColumns:
-    """Writes one output, part after part. An offset counts the characters of the tokens before,
-    whole ones only.
-    """
+    """Writes an output, part after part. An offset counts the whole characters before."""
 
     def __init__(self) -> None:
         self._offset = 0

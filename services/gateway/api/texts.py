@@ -1,6 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: admission answers, with the tokenizer that it
-reads requests with.
-"""
+"""POST /tokenize and /detokenize, as vLLM has them: admission answers, as it reads requests."""
 
 from typing import Annotated, Any
 

@@ -145,9 +145,7 @@ def id_of_choice(request_id: str, index: int) -> str:
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """The seed of choice i of a prompt: seed + i, modulo 2^64, as if it had been asked for alone
-    with that seed.
-    """
+    """The seed of choice i of a prompt: seed + i, modulo 2^64, as if it were asked for alone."""
     return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 
 

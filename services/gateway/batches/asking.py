@@ -95,9 +95,7 @@ class BatchAsker:
         return None
 
     async def _once(self, asking: Asking, request_id: str) -> Answered:
-        """Ask once. Raises PeerError, BusError where nothing was stored under the id, or that is in
-        doubt.
-        """
+        """Ask once. Raises PeerError, BusError where nothing was stored, or that is in doubt."""
         tiers = self._rules.tiers
         try:
             body = READERS[asking.endpoint](asking.body)

@@ -100,9 +100,7 @@ class Files:
     async def _arrive(
         self, http_request: HttpRequest, form: Form, incoming: Incoming, share: Share
     ) -> tuple[dict[str, str], int]:
-        """The fields, and the time for which the file is kept; its chunks are in the store then. If
-        this fails, they are not.
-        """
+        """The fields, and the time to keep the file. If it fails, none of its chunks are stored."""
         try:
             async with asyncio.timeout(self._cfg.upload_within_s):
                 fields = await self._read(http_request, form, incoming, share)
@@ -203,9 +201,7 @@ class Files:
 
 
 def _check(fields: dict[str, str]) -> int:
-    """The time for which the file is kept, in seconds. Raises PeerError for fields that are not as
-    they should be.
-    """
+    """The seconds for which the file is kept. Raises PeerError for wrong fields."""
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
     for name in fields:
         if name not in known:

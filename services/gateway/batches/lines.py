@@ -34,9 +34,7 @@ _line = msgspec.json.Decoder(Line)
 
 
 async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Numbered, None]:
-    """The lines that are not empty. One that is too long comes cut off, as soon as that is known,
-    and is the last one.
-    """
+    """The lines that are not empty. One too long comes cut off, at once, and is the last."""
     kept, number = bytearray(), 0
     async for chunk in chunks:
         kept += chunk

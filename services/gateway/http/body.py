@@ -53,9 +53,7 @@ class Bodies:
     async def read(
         self, headers: Mapping[str, str], receive: Receive, tenant: str, weight: float
     ) -> bytes:
-        """Reads a whole body of this tenant. Raises Rejected past a bound or for a compressed body,
-        ClientDisconnect.
-        """
+        """A whole body. Raises Rejected past a bound or for a compressed one, ClientDisconnect."""
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._cfg.body_limit_bytes:
             raise Rejected(envelope.body_too_large(self._cfg.body_limit_bytes))

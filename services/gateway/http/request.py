@@ -33,9 +33,7 @@ class CutOff(Exception):
 
 
 class HttpRequest:
-    """One HTTP request under way. `ignored`: the fields of its body that were left out, as they are
-    told in the answer.
-    """
+    """One HTTP request under way. `ignored`: fields left out, as the answer tells."""
 
     def __init__(
         self,
@@ -107,9 +105,7 @@ class HttpRequest:
         self.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
 
     def hold(self, choices: int) -> None:
-        """Count so many more choices as being made for it. Raises Rejected where its tenant has too
-        many.
-        """
+        """Count more choices as being made. Raises Rejected where its tenant has too many."""
         self._requests.take(self.tenant, choices)
         self._held += choices
 

@@ -1,6 +1,4 @@
-"""The types of the metrics of OpenTelemetry's GenAI convention. metering.py decides whether a
-process has them.
-"""
+"""The types of OpenTelemetry's GenAI metrics. metering.py decides whether a process has them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -30,9 +30,7 @@ class Grammars:
         )
 
     def compile(self, wanted: Structured) -> llguidance.LLMatcher | str:
-        """The matcher of an output that has not begun; words why there is none. Compiling lets
-        other threads run.
-        """
+        """The matcher of an output, or why there is none. Compiling lets other threads run."""
         try:
             grammar = _grammar(wanted)
         except ValueError as error:

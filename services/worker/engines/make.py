@@ -1,6 +1,4 @@
-"""Makes the engine that a worker's configuration asks for. Engines are imported only here, and only
-the one that is used.
-"""
+"""Makes the engine that a configuration asks for; only the one that is used is imported."""
 
 import time
 

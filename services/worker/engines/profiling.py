@@ -68,9 +68,7 @@ class _Ran(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch to time: so many decodes, and so many chunks with so many tokens in all. Each decode
-    verifies `drafts`.
-    """
+    """A batch to time: decodes, each of which verifies `drafts`, and chunks of so many tokens."""
 
     decodes: int
     chunks: int
@@ -94,9 +92,7 @@ class _Request:
 
 
 class Measurement:
-    """Drives one engine that holds nothing else, and leaves it empty. Nothing else may use the
-    engine meanwhile.
-    """
+    """Drives one engine, which holds nothing else meanwhile and is empty afterwards."""
 
     def __init__(self, engine: Engine, rng: Random) -> None:
         facts = engine.facts
@@ -145,9 +141,7 @@ class Measurement:
         return timings
 
     def _run(self, batch: Batch, *, whole: bool) -> _Ran | None:
-        """Run the part of the batch that is possible now; None if there is none. `whole`: each
-        chunk is a whole prompt.
-        """
+        """Run what is possible now; None: nothing is. `whole`: each chunk is a whole prompt."""
         shape, work = BatchShape(), list[Work]()
         tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
         chunks = self._chunks(min(batch.chunks, tokens), tokens, whole=whole)
@@ -183,9 +177,7 @@ class Measurement:
         return max(0, min(wanted, self._context + 15 - request.known))
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
-        """Requests to prefill and the tokens of each: new requests, and requests under way that
-        have enough left.
-        """
+        """Requests to prefill and the tokens of each: new ones, and those with enough left."""
         chosen: list[tuple[_Request, int]] = []
         for n in range(chunks):
             each = tokens // chunks + (n < tokens % chunks)
@@ -206,9 +198,7 @@ class Measurement:
         return chosen
 
     def _decoding(self, n: int) -> list[_Request]:
-        """Any n, or n of like contexts: else a fit cannot separate a cached token's cost from a
-        decode's.
-        """
+        """Any n, or n of like contexts: else a fit confuses a cached token's cost with a decode."""
         if self._rng.random() < 0.5:
             return self._rng.sample(self._residents, n)
         first = self._rng.randint(0, len(self._residents) - n)
@@ -248,17 +238,13 @@ class Measurement:
         return request
 
     def _held(self, more: int) -> int:
-        """Tokens of KV that all requests and a new one of `more` tokens will take, in whole blocks,
-        when each has generated some.
-        """
+        """Tokens of KV, in whole blocks, of all and one of `more` tokens, some steps later."""
         size = self._facts.block_tokens
         lengths = (more, *(request.known for request in (*self._residents, *self._arriving)))
         return sum(-(-(length + 16) // size) * size for length in lengths)
 
     def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
-        """Prefills that have ended become residents; a request at the end of the context, or one
-        too many, goes.
-        """
+        """Prefills that have ended stay; a request at its context's end, or one too many, goes."""
         for request, _ in chunks:
             if request.computed + 1 == request.known:
                 self._arriving.remove(request)

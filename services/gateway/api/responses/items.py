@@ -14,9 +14,7 @@ Role = Literal["user", "assistant", "system", "developer"]
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of a content. Whatever else it has (annotations, log-probabilities) only labels the
-    text.
-    """
+    """A part of a content. All else that it has (annotations, ...) only labels the text."""
 
     type: str
     text: str = ""

@@ -46,9 +46,7 @@ class CallReader(Protocol):
 
 
 class _Before:
-    """The text in front of a mark. White space waits, which is no text before a call, and so does
-    what may begin the mark.
-    """
+    """The text in front of a mark. White space waits, and so does what may begin the mark."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -60,9 +58,7 @@ class _Before:
         return "".join(self._white) + self._begun
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is certain by now, and what stands behind the mark; None: it has not
-        come.
-        """
+        """The text that is certain by now, and what is behind the mark; None: it has not come."""
         text, self._begun = self._begun + text, ""
         before, mark, after = text.partition(self._mark)
         if not mark:
@@ -112,9 +108,7 @@ class _Reader(ABC):
             self._pieces.append(Arguments(text))
 
     def _read_object(self, text: str, names: Collection[str] | None = None) -> str:
-        """Read on in an object; the rest of the text. `names`: those that a call may have; None:
-        any.
-        """
+        """Read on in an object; the rest of the text. `names`: those a call may have; None: any."""
         used = self._object.feed(text)
         name = self._object.name
         known = name is not None and (names is None or name in names)
@@ -255,9 +249,7 @@ class JsonReader(_Reader):
 
 
 class MistralReader(_Reader):
-    """Reads [TOOL_CALLS] and either a list of calls, or for each call its name, [ARGS] and its
-    arguments (Mistral).
-    """
+    """Reads [TOOL_CALLS] and a list of calls, or names each with [ARGS] and arguments (Mistral)."""
 
     OPENS = "[TOOL_CALLS]"
     ARGUE = "[ARGS]"

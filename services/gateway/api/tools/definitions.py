@@ -1,6 +1,4 @@
-"""Tools in a chat request: their definitions, the choice among them, and the format that holds an
-answer to a call.
-"""
+"""Tools in a chat request: definitions, the choice among them, the format of an answer."""
 
 from typing import Annotated, Any, Literal, NamedTuple
 

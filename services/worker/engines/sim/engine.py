@@ -44,9 +44,7 @@ _VOWELS, _CONSONANTS = b"aeiou", b"bdfgklmnprstvz"
 
 
 def readable_token(seed: int, n: int) -> int:
-    """Output token n of a request: a byte (the built-in tokenizer's ids) of lower-case pseudo
-    words.
-    """
+    """Output token n: a byte (the built-in tokenizer's ids) of lower-case pseudo words."""
     cell, place = divmod(n, 8)
     kind = _CELLS[draws.bits(seed, cell) & 7][place]
     if kind == " ":

@@ -1,6 +1,4 @@
-"""Adjusts logits by a request's parameters before a token is chosen: bias, no early end, penalties,
-in vLLM's order.
-"""
+"""Adjusts logits before a token is chosen, in vLLM's order: bias, no early end, penalties."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -73,9 +73,7 @@ class Constraint:
 
 
 class Constraints:
-    """The formats that a model's vocabulary can write, compiled one at a time beside the engine's
-    own thread.
-    """
+    """The formats that a vocabulary can write, compiled one at a time beside the engine."""
 
     def __init__(self, folder: Path, vocabulary: int, ends: Collection[int]) -> None:
         """`vocabulary`: the number of the model's logits. `ends`: tokens that end an output."""

@@ -42,9 +42,7 @@ class Ask(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """These nodes of a slot's last tree are text now: level and beam, from the first level on.
-    `tokens`: prompt and output.
-    """
+    """Nodes of a slot's last tree that are text now: level and beam. `tokens`: all of its text."""
 
     slot: Slot
     tokens: Sequence[int]

@@ -89,9 +89,7 @@ class Blocks:
         return self._unused + len(self._idle)
 
     def grow(self, place: Place, tokens: int) -> bool:
-        """Extends `place` until it has room for `tokens` positions; false, and nothing is done, if
-        too few blocks are free.
-        """
+        """Extends `place` to `tokens` positions; false: too few blocks are free, none is taken."""
         missing = -(-tokens // self._block_tokens) - len(place.blocks)
         if missing <= 0:
             return True
@@ -197,9 +195,7 @@ class Blocks:
 
 
 class Pool:
-    """Keys and values of every layer: [positions, KV heads, head size], made when the layer first
-    writes.
-    """
+    """Keys and values by layer, [positions, KV heads, head size], made with the first write."""
 
     def __init__(self, positions: int) -> None:
         self._positions = positions
@@ -215,9 +211,7 @@ class Pool:
         return all(keys.shape == values.shape for keys, values in self._layers.values())
 
     def write(self, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes `key` and `value` ([T, heads, size]) to the positions `at` of the layer's pools,
-        and returns the pools.
-        """
+        """Writes [T, heads, size] to the positions `at` of the layer's pools, and returns them."""
         pools = self._layers.get(layer)
         if pools is None:
             pools = self._layers[layer] = (self._empty(key), self._empty(value))

@@ -30,9 +30,7 @@ _PROOF_TOKENS = 25
 
 
 class PagedModel:
-    """The model. Raises ConfigError for a folder without a model, or a model whose tokens would
-    differ here.
-    """
+    """The model. Raises ConfigError without one, or if its tokens would differ here."""
 
     def __init__(
         self, folder: Path, device: torch.device, dtype: torch.dtype, positions: Callable[[], int]
@@ -85,9 +83,7 @@ class PagedModel:
         return 0 if self._passes is None else self._passes.later
 
     def finish(self) -> None:
-        """Waits until what was asked for is computed. A GPU computes behind its callers, who notice
-        only when they read a result.
-        """
+        """Waits until all is computed: callers of a GPU notice only as they read a result."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -191,9 +187,7 @@ class PagedModel:
         return self._forward != self._plain
 
     def _proves_or_logs(self, event: str, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """Tells whether the present path is right. If it is not, the log states what is done
-        without.
-        """
+        """Tells whether the present path is right; logs what is done without if it is not."""
         try:
             proven, reason = self._proves(prompt, wanted), "other logits"
         except Exception as error:  # shapes that a kernel does not take
@@ -204,9 +198,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def _proves(self, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """Tells whether these tokens, alone and beside each other, have the logits `wanted`
-        [tokens, vocabulary].
-        """
+        """Tells whether these tokens, alone and beside each other, have the logits `wanted`."""
         return all(
             self._proves_beside(count, prompt, wanted)
             for count in sorted({1, min(4, self.positions // len(prompt))})

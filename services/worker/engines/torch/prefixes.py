@@ -35,9 +35,7 @@ class Prefix:
         return len(found) * self._block_tokens
 
     def name(self, blocks: Blocks, place: Place, tokens: Sequence[int], computed: int) -> None:
-        """The first `computed` tokens have their KV in `place`, and nobody writes it again: their
-        full blocks may be shared.
-        """
+        """The KV of `computed` tokens in `place` is final: their full blocks may be shared."""
         full = computed // self._block_tokens
         if full == self._named:
             return

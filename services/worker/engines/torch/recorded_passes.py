@@ -49,9 +49,7 @@ class Size(NamedTuple):
 
     @property
     def columns(self) -> list[int]:
-        """The lengths of the columns of its inputs: ids, positions, writes, rows asked for, place,
-        at, before, own.
-        """
+        """Lengths of the inputs: ids, positions, writes, rows asked for, place, at, before, own."""
         runs, width, longest = self.runs
         return [self.tokens] * 5 + [runs * longest, runs, runs * width]
 

@@ -22,9 +22,7 @@ _STRIDE = 512  # tokens whose shares are summed before the one among them is sou
 
 
 class Draw(NamedTuple):
-    """One token to choose: its parameters, and its place in the request's own stream of random
-    numbers.
-    """
+    """One token to choose: its parameters, and its place in the request's random numbers."""
 
     sampling: Sampling
     seed: int
@@ -118,9 +116,7 @@ def _cut(shares: Tensor, least: Tensor) -> Tensor:
 
 
 def _least(shares: Tensor, mass: Tensor) -> Tensor:
-    """[B, 1] the largest share such that it and all larger ones sum to `mass` [B, 1] of the row's
-    sum.
-    """
+    """[B, 1] the largest share such that it and all larger ones sum to `mass` of the row."""
     wanted = shares.sum(dim=-1, keepdim=True) * mass
     least = torch.zeros_like(wanted)
     open_rows = torch.arange(len(shares), device=shares.device)

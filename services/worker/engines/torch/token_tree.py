@@ -57,9 +57,7 @@ class Tree:
 
 
 def trees_of(roots: Sequence[int], drafted: Drafted, chosen: Bools) -> list[Tree]:
-    """The tree of each request. `roots`: their newest tokens. `chosen`: [levels, requests, beams],
-    connected.
-    """
+    """The tree of each request. `roots`: newest tokens. `chosen`: [levels, requests, beams]."""
     tokens, above = drafted.tokens.tolist(), drafted.above.tolist()
     # of each request, the nodes below each: level and beam
     children: list[dict[tuple[int, int], list[tuple[int, int]]]]

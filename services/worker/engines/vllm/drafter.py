@@ -34,9 +34,7 @@ def keep_back(worker: Any) -> None:
 
 
 def draft(worker: Any, unread: Sequence[Unread], depth: int) -> list[list[int]]:
-    """Up to `depth` drafts for each request. The shortest come first: some attention backends want
-    it so.
-    """
+    """Up to `depth` drafts for each request. The shortest come first, as some backends want."""
     runner = worker.model_runner
     if runner.speculative_config.method == "ngram":
         return _found(runner.drafter, unread, depth)

@@ -55,9 +55,7 @@ class _Fitting(NamedTuple):
 
 
 class VllmEngine:
-    """Implements services.worker.engine.Engine. `engine` is one of
-    `services.worker.engines.vllm.setup`.
-    """
+    """Implements services.worker.engine.Engine. `engine` is one of vllm/setup.py."""
 
     def __init__(
         self, engine: LLMEngine, facts: EngineFacts, adapters: Mapping[str, LoRARequest]

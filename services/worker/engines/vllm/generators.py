@@ -12,9 +12,7 @@ import numpy as np
 
 
 def keep_generators(worker: Any) -> None:
-    """Called in each vLLM process that has a part of the model. Rows that sample nothing are
-    sampled without their generators.
-    """
+    """Called in each vLLM process: rows that sample nothing are sampled without generators."""
     runner = worker.model_runner
     sample: Callable[..., Any] = runner.sample_tokens
 

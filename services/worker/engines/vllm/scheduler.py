@@ -15,9 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class Entry(NamedTuple):
-    """Compute `tokens` more positions of a request; where it speculates, `tokens` - 1 of them are
-    drafts.
-    """
+    """Compute `tokens` more positions of a request; if it speculates, all but one are drafts."""
 
     request: Request
     tokens: int
@@ -55,9 +53,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         self.withdraw(request)
 
     def withdraw(self, request: Request) -> None:
-        """Removes a request from the queue: its grammar is still being compiled, so it could not
-        enter.
-        """
+        """Removes a request whose grammar is still being compiled, so it could not enter."""
         self.waiting.remove_requests([request])
         if hasattr(self, "skipped_waiting"):  # up to 0.31
             self.skipped_waiting.remove_requests([request])

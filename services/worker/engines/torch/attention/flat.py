@@ -31,9 +31,7 @@ _library.define("attend(int layer, Tensor query, Tensor key, Tensor value, float
 def traced_attend(
     layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> Tensor:
-    """The stand-in for attention while the model is recorded: an operation of that name, without
-    content.
-    """
+    """Stands in for attention while the model is recorded: an operation without content."""
     attended: Tensor = torch.ops.slackline.attend(layer, query, key, value, scale)
     return attended
 
@@ -197,9 +195,7 @@ def _parameter(module: GraphModule, node: Any) -> Tensor:
 
 
 def _merge_projections(module: GraphModule) -> None:
-    """Merges linear layers of one input into one matrix product and views of its result. All
-    matrices are laid out for it.
-    """
+    """Merges linear layers of one input into one product and views of it, laid out for it."""
     graph = module.graph
     by_input: dict[tuple[Node, bool], list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -237,9 +233,7 @@ def _merge_projections(module: GraphModule) -> None:
 
 
 def _weights_as_arguments(module: GraphModule) -> list[Tensor]:
-    """Passes the weights as arguments: attribute look-ups of nested modules cost more than some
-    operations do.
-    """
+    """Passes weights as arguments: look-ups in nested modules cost more than some operations."""
     graph = module.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     arguments: dict[str, Node] = {}

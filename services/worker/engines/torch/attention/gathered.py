@@ -52,9 +52,7 @@ class GatheredBatch:
         device: torch.device,
         kernel: Kernel | None = None,
     ) -> None:
-        """`writes`: the pool positions of new tokens. `kernel`: None where there is none that packs
-        pieces.
-        """
+        """`writes`: the pool positions of new tokens. `kernel`: one that packs pieces, or None."""
         self._pool = pool
         self._writes = writes
         begins = [0, *itertools.accumulate(map(rows_of, parts))]

@@ -42,9 +42,7 @@ class _Window(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """The visible positions of each query, as a sparse matrix [rows * heads, pool positions * KV
-    heads].
-    """
+    """The positions each query sees: a sparse matrix [rows * heads, pool positions * KV heads]."""
 
     scores: Tensor  # its values, overwritten by every layer
     matrix: Tensor

@@ -99,9 +99,7 @@ class PaddedRows:
         self._bias: Tensor | None = None
 
     def attend(self, query: Tensor, pools: tuple[Tensor, Tensor], scale: float | None) -> Tensor:
-        """`query`: [rows, heads, size], one row for each of `place`. Gives [rows, heads, size of a
-        value].
-        """
+        """`query`: [rows, heads, size], one row for each of `place`. [rows, heads, value size]."""
         runs, width, _ = self._shape
         rows, heads, size = query.shape
         kv_heads = pools[0].shape[1]
