@@ -80,9 +80,7 @@ class ConfigError(SlacklineError):
 
 
 class EngineError(SlacklineError):
-    """The engine of this worker is gone; the message says how it ended. `in_turn`: it was computing
-    then.
-    """
+    """The engine of this worker is gone, and how. `in_turn`: it was computing then."""
 
     def __init__(self, message: str, *, in_turn: bool = False) -> None:
         super().__init__(message)

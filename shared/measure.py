@@ -35,9 +35,7 @@ class TpotWindows(Struct, frozen=True, array_like=True):
         return TpotWindows(recent, worst_s, thinking_worst_s)
 
     def present_s(self) -> float:
-        """The worst mean per token of the present stage, its last ten tokens included; 0 for a
-        stage of one token.
-        """
+        """The worst mean per token of this stage, with its last ten; 0 for a stage of one token."""
         return max(self.worst_s, _mean_s(self.recent_unix_s))
 
 

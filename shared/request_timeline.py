@@ -38,9 +38,7 @@ FIELDS = {cause: f"{cause.value}_s" for cause in CAUSES}
 
 
 class Neighbour(Struct, frozen=True, array_like=True):
-    """Other requests of one tenant and tier whose prefills took `seconds`. An empty tenant: the
-    rest, of several.
-    """
+    """Others, of one tenant and tier, whose prefills took `seconds`. No tenant: the rest."""
 
     tenant: str
     tier: str

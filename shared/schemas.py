@@ -88,9 +88,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 class GenerateRequest(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A client's request, sent to slo.v1.requests.<tenant>.<tier>, with exactly one of prompt,
-    messages and token_ids.
-    """
+    """A request (slo.v1.requests.<tenant>.<tier>) with one of prompt, messages and token_ids."""
 
     request_id: str
     tenant: str = ""  # that of the subject; empty: taken from there
@@ -142,9 +140,7 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Attach(Struct, frozen=True, kw_only=True):
-    """A reader asks for the output of a request so far, from token `from_token` on. The answer is
-    Replay or Refused.
-    """
+    """A reader asks for the output from token `from_token` on; Replay or Refused answers."""
 
     tenant: str = ""  # that of the subject; empty: taken from there
     request_id: str
@@ -152,9 +148,7 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class FirstMissed(Struct, frozen=True, kw_only=True):
-    """The first deadline that a request missed, and the cause that mattered most. Times are in
-    seconds since it arrived.
-    """
+    """The first deadline that was missed, and the main cause. In seconds since it arrived."""
 
     token: Count  # its number, from 1; 0: the end of the answer (TTLT)
     bound: Missed
@@ -165,9 +159,7 @@ class FirstMissed(Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(Struct, frozen=True, kw_only=True, tag="tokenize", forbid_unknown_fields=True):
-    """A client asks for the tokens of a prompt or of messages, as the model gets them. The answer
-    is Tokenized or Refused.
-    """
+    """A client asks for the tokens of a prompt or of messages; Tokenized or Refused answers."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -194,9 +186,7 @@ class Detokenized(Struct, frozen=True, kw_only=True, tag="detokenized"):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
-    SLO's own definition.
-    """
+    """The end of a request, exactly one. In seconds; `slo_met` by the SLO's own definition."""
 
     finish_reason: FinishReason
     slo_met: bool
@@ -320,9 +310,7 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
 
 
 class Status(Struct, frozen=True, kw_only=True, tag="status"):
-    """A step in the life of a request: accepted, relegated, promoted or replaced (it moves to
-    another replica).
-    """
+    """A step of a request: accepted, relegated, promoted, or replaced (to another replica)."""
 
     state: str
     service_class: ServiceClass
@@ -332,9 +320,7 @@ class Status(Struct, frozen=True, kw_only=True, tag="status"):
 
 
 class End(Struct, frozen=True, kw_only=True, tag="end"):
-    """The last event of every request. By `verdict.output_tokens` a reader sees that it has them
-    all.
-    """
+    """The last event of a request. `verdict.output_tokens` tells whether all tokens are there."""
 
     verdict: Verdict
 
@@ -353,9 +339,7 @@ class Body(Struct, frozen=True, kw_only=True):
 
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The output of earlier attempts, which the client may have seen. The next attempt goes on from
-    here.
-    """
+    """The output of earlier attempts, which the client may have; the next goes on from here."""
 
     tokens: bytes = b""  # int32
     text: str = ""
@@ -498,9 +482,7 @@ OfferAnswer = CertainAnswer | OfferInDoubt
 
 
 class Digest(Struct, frozen=True, kw_only=True):
-    """The state of a replica for routers. Its planner publishes it; it is at most 100 ms old when
-    all is well.
-    """
+    """The state of a replica for routers, from its planner, every 100 ms."""
 
     replica: ReplicaId
     incarnation: str
@@ -682,9 +664,7 @@ class PlanRefused(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A slot was given to an attempt; logged with the next ack. `offset` and `text_offset` say
-    where its output goes on.
-    """
+    """A slot was given to an attempt; in the log with the next ack. `offset`: tokens before."""
 
     slot: Count
     key: RequestKey
@@ -788,9 +768,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """The content of the log so far about attempts still held or not yet settled. The log may be
-    trimmed up to here.
-    """
+    """The log's content about attempts held or not settled; it may be trimmed up to here."""
 
     incarnation: str
     entries: list[SnapshotEntry]
@@ -827,9 +805,7 @@ class Resync(Struct, frozen=True, kw_only=True):
 
 
 class ResyncEntry(Struct, frozen=True, kw_only=True):
-    """One request as the worker has it. `computed_tokens` KV positions of prompt and output are
-    filled.
-    """
+    """A request as the worker has it; `computed_tokens` positions have their KV."""
 
     slot: Count
     offer: Offer  # the request as of now
@@ -866,9 +842,7 @@ class Withdraw(Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):
-    """The end of the attempt, with its output; None if the worker never had it. Nothing more of it
-    will be logged.
-    """
+    """The end of the attempt, with its output, after which nothing is logged; None: never had."""
 
     over: AttemptOver | None
 
@@ -895,9 +869,7 @@ class Cancel(Struct, frozen=True, kw_only=True):
 
 
 class Hint(Struct, frozen=True, kw_only=True):
-    """A record was relegated, so that relegation reads it at once. A lost hint costs only the wait
-    for the next listing.
-    """
+    """A record was relegated: relegation reads it at once. If lost, the next listing has it."""
 
     key: RequestKey
 
@@ -911,9 +883,7 @@ class TimeAsked(Struct, frozen=True, kw_only=True):
 
 
 class TimeTold(Struct, frozen=True, kw_only=True):
-    """The fleet's time as one process has it, and the seconds by which the wall clock of its host
-    is ahead of that.
-    """
+    """The fleet's time as one process has it, and how far its host's clock is ahead of that."""
 
     service: ShortText
     instance: ShortText

@@ -40,9 +40,7 @@ class Choice(Struct, frozen=True, kw_only=True, tag="choice", forbid_unknown_fie
 
 
 class Grammar(Struct, frozen=True, kw_only=True, tag="grammar", forbid_unknown_fields=True):
-    """The output follows a context-free grammar in EBNF, in the dialect of the engine's
-    compiler.
-    """
+    """The output follows a grammar in EBNF, in the dialect of the engine's compiler."""
 
     ebnf: SchemaText
 

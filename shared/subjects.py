@@ -51,9 +51,7 @@ FILES_BUCKET = "files"  # of objects
 
 
 def check_id(value: str, param: str) -> str:
-    """Return the id. Raises PeerError unless it is 1 to 64 of A-Z a-z 0-9 _ -, so that it never has
-    a dot or a wildcard.
-    """
+    """The id. Raises PeerError unless it is 1 to 64 of A-Z a-z 0-9 _ - (no dot, no wildcard)."""
     if not ID_PATTERN.fullmatch(value):
         raise PeerError(
             f"{param} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -",
@@ -95,9 +93,7 @@ def tenant_in(subject: str) -> str | None:
 
 
 def tenant_of(subject: str, named: str) -> str:
-    """The tenant of a message: that of its subject. Raises PeerError where the message names
-    another one; "" names none.
-    """
+    """The subject's tenant. Raises PeerError where the message names another; "" names none."""
     tenant = check_id(tenant_in(subject) or "", "tenant")
     if named not in ("", tenant):
         raise PeerError(f"the subject is that of the tenant {tenant}", param="tenant")

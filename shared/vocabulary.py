@@ -29,9 +29,7 @@ Multiple = Annotated[float, Meta(ge=1e-3, le=1e6)]  # of a zero-load time
 
 
 class ServiceClass(StrEnum):
-    """Standard: the SLO is held. Best-effort: the request is relegated, and finished with the
-    capacity that is left.
-    """
+    """Standard: the SLO is held. Best-effort: it is relegated, and finished with what is left."""
 
     STANDARD = "standard"
     BEST_EFFORT = "best_effort"
@@ -124,9 +122,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
     @property
     def interactive(self) -> bool:
-        """True for an SLO that bounds the first token and the pace, not the end (QoServe section
-        3.2).
-        """
+        """True for an SLO of first token and pace, not of the end (QoServe section 3.2)."""
         return self.ttft_s is not None
 
     @property

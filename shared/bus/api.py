@@ -55,9 +55,7 @@ class Call(Protocol):
         """The sender uses JSON, so the reply does too."""
 
     async def reply(self, msg: Struct) -> None:
-        """Send the answer. A `Refused` is sent as a services-API error as well. Without a reply
-        subject nothing happens.
-        """
+        """Send the answer, a `Refused` also as a services-API error. No reply subject: nothing."""
 
 
 Handler = Callable[[Any, Call], None]
@@ -71,9 +69,7 @@ class Subscription(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A request/reply endpoint, registered with the NATS services API. The bus answers bad payloads
-    with `Refused`.
-    """
+    """An endpoint of the NATS services API. The bus answers bad payloads with `Refused`."""
 
     name: str
     subject: str
@@ -103,9 +99,7 @@ class KeyValue(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        """Write and return the new revision. Raises WrongSequence if `revision` is not the present
-        one.
-        """
+        """Write; the new revision. Raises WrongSequence unless `revision` is the present one."""
 
     async def delete(self, key: str) -> None: ...
 
@@ -119,14 +113,10 @@ class KeyValue(Protocol):
 
 
 class Log(Protocol):
-    """An append-only stream with a subject per replica. Sequences are those of the stream; 0 means
-    that there is none.
-    """
+    """An append-only stream with a subject per replica. Sequence 0: there is none."""
 
     async def append(self, subject: str, payload: bytes, expected_last: int) -> int:
-        """Append and return the sequence. Raises WrongSequence unless the subject's last sequence
-        is `expected_last`.
-        """
+        """Append; the sequence. Raises WrongSequence unless the last is `expected_last`."""
 
     async def last(self, subject: str) -> tuple[int, bytes] | None: ...
 

@@ -96,9 +96,7 @@ def refusal_headers(refused: Refused) -> dict[str, str]:
 
 
 def answer(kind: Any, raw: bytes, headers: Mapping[str, str] | None) -> Any:
-    """An answer as a `kind`. Raises RefusedError where the headers mark it as an error, PeerError
-    where it is anything else.
-    """
+    """An answer as a `kind`. Raises RefusedError where headers say so, PeerError for all else."""
     json = speaks_json(headers)
     if not headers or ERROR_CODE_HEADER not in headers:
         return decode(kind, raw, json=json)

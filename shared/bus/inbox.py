@@ -128,9 +128,7 @@ class ReplyInbox:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Msg:
-        """Send a request and return the first reply. Raises NoResponders, BusError, and BusTimeout
-        up to LOOK_S after `timeout_s`.
-        """
+        """The first reply. Raises NoResponders, BusError, and BusTimeout up to LOOK_S too late."""
         first: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
         def on_answer(msg: Msg) -> None:
@@ -143,9 +141,7 @@ class ReplyInbox:
         return msg
 
     async def ask_many(self, subject: str, payload: bytes, *, timeout_s: float) -> list[Msg]:
-        """Send a request and return all replies, up to and including the one that is a bare status.
-        Raises BusTimeout, BusError.
-        """
+        """All replies, up to and including a bare status. Raises BusTimeout, BusError."""
         msgs: list[Msg] = []
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -206,7 +202,5 @@ class ReplyInbox:
 
 
 def status(msg: Msg) -> str:
-    """The status of a message that is a bare status ("503", "404", "204"); empty for any other
-    message.
-    """
+    """The status of a message that is a bare one ("503", "404", "204"); empty for any other."""
     return "" if msg.data or not msg.headers else msg.headers.get("Status", "")

@@ -85,9 +85,7 @@ class Stream:
         return await self._get(f"$JS.API.DIRECT.GET.{self._name}.{subject}")
 
     async def since(self, filter_subject: str, seq: int) -> AsyncIterator[list[Msg]]:
-        """Batches of the messages that match, from sequence `seq` on, in order. Raises BusTimeout
-        where a batch broke off.
-        """
+        """Batches of the messages that match, from `seq` on. Raises BusTimeout in the middle."""
         more = True
         while more:
             question = {
@@ -172,9 +170,7 @@ class Stream:
         )
 
     def _is_end(self, msg: Msg) -> bool:
-        """True where there is no message (404) or no further one (204). Raises for any other
-        status.
-        """
+        """True: there is no message (404) or no further one (204). Raises for other statuses."""
         code = status(msg)
         if code == "503":
             raise self._unanswered()

@@ -188,9 +188,7 @@ class NatsBus:
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
     ) -> Subscription:
-        """Serve; the endpoints are in force when this returns. Bad payloads count as errors in the
-        STATS of their endpoint.
-        """
+        """Serve; in force on return. Bad payloads count as errors in their endpoint's STATS."""
         refused: Counter[str] = Counter()
 
         def add_errors(stats: EndpointStats) -> None:
@@ -222,9 +220,7 @@ class NatsBus:
         return await self._in_force(intake)
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until everything sent has reached the server. Raises BusTimeout, or BusError on a
-        closed connection.
-        """
+        """Wait until the server has all that was sent. Raises BusTimeout, BusError when closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.flush()
@@ -327,9 +323,7 @@ class NatsBus:
         return intake
 
     async def _in_force(self, intake: Intake) -> Intake:
-        """The intake, once the server has confirmed it. Without a confirmation it raises BusTimeout
-        and leaves nothing subscribed.
-        """
+        """The intake, once the server confirms it. Raises BusTimeout, with nothing subscribed."""
         try:
             await self.flush(STORE_S)
         except BaseException:
@@ -378,9 +372,7 @@ class NatsBus:
             self.failed.set_exception(error)
 
     def _complain(self, event: str, about: str, **facts: object) -> None:
-        """Log at most once a second for each event and subject pattern. Patterns are our own, so
-        they are few.
-        """
+        """Log at most once a second for each event and subject pattern, of which there are few."""
         now_s, about_what = asyncio.get_running_loop().time(), f"{event} {about}"
         if now_s - self._complained_at_s.get(about_what, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
             self._complained_at_s[about_what] = now_s
@@ -411,9 +403,7 @@ class NatsBus:
         log.warning("bus.reconnected", down_s=round(down_s, 3))
 
     async def _on_closed(self) -> None:
-        """The connection was closed, by us or by a server that refuses us: a bus that can never
-        send again ends its service.
-        """
+        """Closed, by us or by a server that refuses us: a bus that cannot send ends its service."""
         if not self._closing:
             log.error("bus.closed", error=str(self._client.last_error))
             self._fail(BusError(f"the server closed the connection: {self._client.last_error}"))
@@ -453,9 +443,7 @@ async def connect(
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-    """The server tried least often, after a wait that doubles with each try up to
-    LONGEST_BACKOFF_S.
-    """
+    """The server tried least often, after a wait that doubles up to LONGEST_BACKOFF_S."""
     server = min(servers, key=lambda s: s.reconnects)
     return server, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(server.reconnects, 10))
 

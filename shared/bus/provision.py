@@ -179,9 +179,7 @@ async def _make(client: Client, config: StreamConfig, timeout_s: float) -> int:
 
 
 async def _is_there(client: Client, config: StreamConfig, timeout_s: float) -> bool:
-    """Tells whether the stream exists. Raises ConfigError where it has other settings, or where
-    JetStream does not answer.
-    """
+    """Tells whether the stream exists. Raises ConfigError for other settings, or no answer."""
     assert config.name is not None
     for attempt in range(_TRIES):
         try:

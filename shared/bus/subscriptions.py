@@ -68,9 +68,7 @@ class Intake:
         await self._client.flush()
 
     async def stop(self) -> None:
-        """End the subscriptions: messages received before are handed to the handler, unless that
-        takes over STOP_S.
-        """
+        """End the subscriptions. What was received goes to the handler, for STOP_S at most."""
         subscriptions, self._subscriptions = self._subscriptions, []
         # A connection that is closed, or lost meanwhile, brings no new messages either.
         with contextlib.suppress(TimeoutError, nats.errors.Error):
@@ -102,9 +100,7 @@ async def register(
     metadata: Mapping[str, str],
     amend: Callable[[EndpointStats], Any],
 ) -> None:
-    """Register a service instance; `amend` is called on each endpoint's statistics before they are
-    published.
-    """
+    """Register a service. `amend` is called on an endpoint's statistics before they go out."""
     service = await add_service(
         cast("Client", intake),
         name=name,

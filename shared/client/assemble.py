@@ -41,16 +41,12 @@ class Assembler:
         )
 
     def ask(self) -> int:
-        """The token from which to ask for a replay, whose answer goes to `fill`. Ask once at a
-        time.
-        """
+        """The token from which to ask for a replay, for `fill`. Ask once at a time."""
         self._asked_after_end = self._verdict is not None
         return 0 if self._text_behind else self.tokens
 
     def take(self, event: StreamEvent) -> list[StreamEvent]:
-        """The events that may be shown now. Empty for repeats, for statuses of past attempts and
-        for events that must wait.
-        """
+        """The events to show now: no repeats, no past attempts, none that must wait."""
         if self.ended:
             return []
         match event:

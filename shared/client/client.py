@@ -78,9 +78,7 @@ def new_request_id() -> str:
 
 
 class Handle:
-    """A request under way. Iterate over it once; the iteration ends after End, or raises the
-    failure (a SlacklineError).
-    """
+    """A request under way. Iterate once: it ends after End, or raises the failure."""
 
     def __init__(
         self, client: "Client", request: GenerateRequest, tier: str, sink: Sink | None
@@ -148,9 +146,7 @@ class Handle:
         return await asyncio.shield(self._over)
 
     def take(self) -> StreamEvent | None:
-        """The next event, if it has arrived. Raises the failure, once every event before it has
-        been taken.
-        """
+        """The next event, if it is here. Raises the failure after the last event before it."""
         if self._unread:
             return self._unread.popleft()
         if self.over:
@@ -161,9 +157,7 @@ class Handle:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """The next event. The client's patience limits the wait: silence leads to questions, and in
-        the end raises BusTimeout.
-        """
+        """The next event. Silence leads to questions, and after the patience to BusTimeout."""
         while (event := self.take()) is None:
             if self.over:
                 raise StopAsyncIteration
@@ -172,9 +166,7 @@ class Handle:
         return event
 
     async def cancel(self, reason: str = "cancelled by the client") -> None:
-        """Ask for the end of the request. It is repeated until End comes, for a single cancel may
-        be lost.
-        """
+        """Ask for the end of the request, until End comes: a single cancel may be lost."""
         self.cancelling = reason
         if self.verdict is None:
             await self._client.bus.publish(subjects.cancel(self.key), Cancel(reason=reason))
@@ -186,9 +178,7 @@ class Handle:
 
 
 class Client:
-    """A client; use it as `async with Client(bus, clock) as client`. Leaving the context stops
-    listening; requests go on.
-    """
+    """A client: `async with Client(bus, clock) as client`. After the block requests go on."""
 
     def __init__(
         self,
@@ -381,9 +371,7 @@ class Client:
                 self._digest(handle, handle.assembler.take(event))
 
     def _digest(self, handle: Handle, events: list[StreamEvent]) -> None:
-        """Hand out new events, note the sign of life, and ask for output that is now known to be
-        missing.
-        """
+        """Hand out new events, note the sign of life, and ask for output that is missing."""
         now_unix_s = self._clock.unix_s()
         if events or not handle.assembler.missing:
             handle.alive_unix_s = now_unix_s

@@ -31,9 +31,7 @@ class Steps:
 
 
 class Life:
-    """One request. Until its planner was asked, only its key and its place are known: `slo` is
-    None, its tier empty.
-    """
+    """One request. Until its planner is asked only key and place are known: `slo` is None."""
 
     def __init__(self, key: RequestKey, now_unix_s: float) -> None:
         self.key = key
@@ -66,9 +64,7 @@ class Life:
         self.event(at_unix_s, f"held by {replica}, attempt {held.attempt}")
 
     def name(self, entry: RosterEntry) -> None:
-        """Its planner says what it is. What was heard of its progress is newer than what the
-        planner predicts, so it stays.
-        """
+        """Its planner says what it is. Its progress stays: what was heard is newer."""
         known = self.tier
         self.tier, self.slo = entry.tier, entry.slo
         self.arrived_unix_s = entry.arrived_unix_s
@@ -112,9 +108,7 @@ class Life:
         return "prefill" if self.computed else "waiting"
 
     def slack_s(self, now_unix_s: float) -> float:
-        """Time to the deadline of the token it owes next; inf where none is due, or it is
-        best-effort.
-        """
+        """Time to the deadline of the next token; inf where none is due, or it is best-effort."""
         if self.slo is None or self.best_effort:
             return math.inf
         return min(self.next_due_unix_s, self.slo.last_due_unix_s(self.arrived_unix_s)) - now_unix_s

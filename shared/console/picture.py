@@ -12,9 +12,7 @@ from shared.vocabulary import ReplicaId, RequestKey, Slo
 
 
 class Iteration(Struct, frozen=True, array_like=True):
-    """One iteration as it ran. `n` counts those of all replicas; `predicted_s` is 0 where its plan
-    was not heard.
-    """
+    """One iteration as it ran. `n`: of all replicas; `predicted_s` 0: its plan was not heard."""
 
     n: int
     ended_unix_s: float
@@ -93,9 +91,7 @@ class RequestRow(Struct, frozen=True, array_like=True):
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """The fleet at one instant. `newest` counts iterations: named in the next question, it leaves
-    out those that were told.
-    """
+    """The fleet at one instant. `newest`: iterations so far, for the next question to name."""
 
     at_unix_s: float
     since_unix_s: float  # when the listening began

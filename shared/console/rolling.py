@@ -54,9 +54,7 @@ class Rolling:
         return Quantiles(p50_s=_quantile(found, total, 0.5), p99_s=_quantile(found, total, 0.99))
 
     def history(self, name: str, of: str, now_unix_s: float, points: int) -> list[float | None]:
-        """The part of `of` that was `name`, at so many points of the window; None: there was
-        none.
-        """
+        """The part of `of` that was `name`, by points of the window; None: there was none."""
         newest, each = int(now_unix_s / PART_S), PARTS // points
         sums = [[0, 0] for _ in range(points)]
         for part in self._parts:

@@ -57,9 +57,7 @@ def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:
 
 
 def draft_of(announce: Announce) -> draft.Draft | None:
-    """The cost of its draft model; None without one. Raises: as `profile_of`, and ConfigError for
-    impossible fractions.
-    """
+    """The cost of its draft model; None without one. Raises as `profile_of`, and ConfigError."""
     return draft.draft_of(profile_of(announce), announce.draft)
 
 

@@ -96,9 +96,7 @@ class LoadView:
         self._sorted: list[ReplicaId] = []
 
     def received(self, digest: Digest, now_unix_s: float) -> bool:
-        """Keep a digest. False if it brings nothing new: it came twice, or after a later one of the
-        same planner and incarnation.
-        """
+        """Keep a digest. False: it came twice, or after a later one of planner and incarnation."""
         replica, published_unix_s = digest.replica, digest.at_unix_s
         known = self._known.get(replica)
         local = replace(digest, at_unix_s=now_unix_s)
@@ -125,9 +123,7 @@ class LoadView:
             known.add(_Placement(now_unix_s, tokens, best_effort))
 
     def gone(self, replica: ReplicaId) -> None:
-        """Forget a replica until its next digest: it declined for want of a planner, or was
-        declared lost.
-        """
+        """Forget a replica until its next digest: it has no planner, or was declared lost."""
         if self._known.pop(replica, None) is not None:
             del self._sorted[bisect_left(self._sorted, replica)]
 

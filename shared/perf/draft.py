@@ -48,9 +48,7 @@ def fractions_of(cost: DraftCost) -> tuple[float, float]:
 
 
 def draft_of(profile: Profile, cost: DraftCost) -> Draft | None:
-    """The draft model of this target; None for a step of 0. Raises ConfigError unless both
-    fractions are in [0, 1].
-    """
+    """The target's draft model; None for a step of 0. Raises ConfigError outside of [0, 1]."""
     step, read = fractions_of(cost)
     if not (0 <= step <= 1 and 0 <= read <= 1):
         raise ConfigError(

@@ -49,9 +49,7 @@ def fit(
     kv_capacity_tokens: int,
     provenance: str,
 ) -> ProfileFile:
-    """The profile file of these timings. Raises ValueError for fewer than LEAST timings, or a
-    timing without a duration.
-    """
+    """The profile of these timings. Raises ValueError for too few, or one without a duration."""
     if len(timings) < LEAST:
         raise ValueError(f"{len(timings)} timings are too few to fit a profile: it takes {LEAST}")
     if not all(0 < timed.exec_s < float("inf") for timed in timings):
@@ -144,9 +142,7 @@ def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
 
 
 def least_relative_error(design: Column, exec_s: Column) -> Column:
-    """Coefficients of at least 0 that nearly minimise the mean of |design @ x - exec_s| / exec_s,
-    by reweighted least squares.
-    """
+    """Coefficients >= 0 that nearly minimise the mean of |design @ x - exec_s| / exec_s."""
     relative = design / exec_s[:, None]
     weights = np.ones(len(exec_s))
     for _ in range(PASSES):

@@ -50,9 +50,7 @@ class SlosServeRoofline(
     tag_field="form",
     tag="slos_serve_roofline",
 ):
-    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve], its roofline; deviation: draft steps
-    are not charged here.
-    """
+    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve]; deviation: no draft steps."""
 
     k1a: float
     b_a: float
@@ -137,9 +135,7 @@ class PiecewiseTokens(
     tag_field="form",
     tag="piecewise_tokens_plus_attention",
 ):
-    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention, where Tq is T rounded up to a multiple
-    of `tile` tokens.
-    """
+    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention; Tq: T rounded up to tiles of tokens."""
 
     tile: FromOne
     knots: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MOST_KNOTS)]

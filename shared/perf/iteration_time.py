@@ -1,6 +1,4 @@
-"""The iteration-time model of one (GPU, model, tensor parallelism): one pure interface, several
-forms.
-"""
+"""The iteration time of a (GPU, model, tensor parallelism): one pure interface."""
 
 from typing import Protocol
 
@@ -8,9 +6,7 @@ from shared.perf.shape import BatchShape
 
 
 class Profile(Protocol):
-    """An immutable model. It is monotone in every sum of the shape; otherwise its inverse is not
-    defined.
-    """
+    """An immutable model, monotone in every sum of the shape, as its inverse needs."""
 
     @property
     def name(self) -> str: ...
@@ -19,6 +15,4 @@ class Profile(Protocol):
         """Seconds of one iteration, the engine's per-iteration overhead included."""
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        """The most tokens (0..limit) of one more chunk on `cached` tokens with which the iteration
-        fits `budget_s`.
-        """
+        """The most tokens (0..limit) of one more chunk on `cached` ones that fit `budget_s`."""

@@ -179,16 +179,12 @@ class Corrected:
 
     @property
     def bias(self) -> float:
-        """(measured - predicted) / measured over recent iterations together; 0 where errors are
-        only scatter. A metric.
-        """
+        """A metric: (measured - predicted) / measured over recent iterations together."""
         return self._missing_s / self._measured_s if self._measured_s else 0.0
 
     @property
     def gammas(self) -> tuple[float, float, float]:
-        """The ratios now used for decode-only, mixed and prefill-only iterations, without the
-        margin. A metric.
-        """
+        """A metric: the ratios of decode-only, mixed and prefill-only iterations, no margin."""
         return self._gammas
 
     def observe(self, shape: BatchShape, exec_s: float, late_s: float = 0.0) -> None:

@@ -1,6 +1,4 @@
-"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own. Each states its
-origin and its error.
-"""
+"""Profile files: JSON, shipped or the operator's. Each states its origin and its error."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,9 +29,7 @@ Form = (
 
 
 class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The error of the fit against `against`: absolute relative errors as fractions; None where it
-    was not stated.
-    """
+    """The fit's error against `against`: absolute relative errors; None: not stated."""
 
     against: NonEmpty
     mape: Fraction | None = None
@@ -47,9 +43,7 @@ class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 class ProfileFile(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One profile as it is stored. `coefficients` carries its `form` as tag. Both KV figures are
-    per GPU.
-    """
+    """A profile as it is stored. `coefficients` has its `form` as tag. KV figures are per GPU."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     gpu: NonEmpty

@@ -1,6 +1,4 @@
-"""Linear fits over strata of the batch's tokens: the predictor that QoServe's authors trained and
-published.
-"""
+"""Linear fits over strata of the batch's tokens: what QoServe's authors published."""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -13,9 +11,7 @@ from shared.vocabulary import FromOne
 
 
 class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """intercept + a coefficient per feature, for batches of up to `up_to_tokens` tokens (None: no
-    limit).
-    """
+    """intercept + a coefficient per feature, up to `up_to_tokens` (None: no limit)."""
 
     up_to_tokens: FromOne | None
     intercept_s: float

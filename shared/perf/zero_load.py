@@ -10,9 +10,7 @@ CHUNK_TOKENS = 2048  # the chunk that the prompt of a request alone is computed 
 
 
 class ZeroLoad(NamedTuple):
-    """Arrival to first token, the mean time between tokens, and arrival to last token of a request
-    without other work.
-    """
+    """Arrival to first token, mean time between tokens, arrival to last token, alone."""
 
     ttft_s: float
     tbt_s: float
@@ -47,9 +45,7 @@ def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
 def zero_load(
     profile: Profile, prompt_tokens: int, output_tokens: int, chunk_tokens: int
 ) -> ZeroLoad:
-    """All three times. Needs chunk_tokens >= 1 and output_tokens >= 1. Takes about 1 us per chunk
-    of the prompt.
-    """
+    """All three times, of chunks and outputs of at least 1 token. About 1 us per chunk."""
     first_s = ttft_s(profile, prompt_tokens, chunk_tokens)
     between_s = tbt_s(profile, prompt_tokens, output_tokens)
     return ZeroLoad(first_s, between_s, first_s + (output_tokens - 1) * between_s)

@@ -37,18 +37,14 @@ class Ending:
         self._on_end = on_end
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
-        """Apply `step`, an event of the record that may end the request. Returns what
-        was written, None if nothing was.
-        """
+        """Apply `step`, which may end the request. Returns what was written, or None."""
         stored = await self._records.change(key, step)
         if stored is not None and stored.record.verdict is not None:
             await self._announce(stored.record)
         return stored
 
     async def restore(self, ended: Record) -> None:
-        """Store and announce the end of a request whose record was deleted, unless its key is
-        taken.
-        """
+        """Store and announce the end of a request whose record was deleted, if its key is free."""
         if await self._records.restore(ended) is not None:
             await self._announce(ended)
 

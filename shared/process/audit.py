@@ -34,9 +34,7 @@ class Audit:
         self._busy_due_unix_s = began_unix_s + BUSY_S
 
     def look(self, *, idle: bool) -> None:
-        """Check if a check is due. Call it where nothing waits for the core. Raises what the check
-        raised.
-        """
+        """Check, if one is due; call it where nothing waits. Raises what the check raised."""
         began_unix_s = self._clock.unix_s()
         if began_unix_s < (self._idle_due_unix_s if idle else self._busy_due_unix_s):
             return

@@ -117,9 +117,7 @@ def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watc
 
 
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
-    """The configuration as plain values for the log, with user and password taken out of every
-    URL.
-    """
+    """The configuration as plain values for the log, without users and passwords of URLs."""
     plain: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
     return {
         name: USER_INFO.sub("***@", value) if isinstance(value, str) else value

@@ -9,9 +9,7 @@ from msgspec import Struct
 
 
 def field_docs(kind: type[Struct]) -> dict[str, str]:
-    """The strings below the fields, those of base classes included; fields without one are left
-    out.
-    """
+    """The strings below the fields, also those of base classes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Struct) and base is not Struct:

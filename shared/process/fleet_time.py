@@ -45,9 +45,7 @@ TELLS = ("admission", "planner")  # the services that answer, since each fleet h
 
 
 class FleetTime:
-    """Keeps the clock of one process at the fleet's time. Call `begin` before the clock is used,
-    then let `keep` run.
-    """
+    """Keeps a process at the fleet's time. Call `begin` before the clock is used, then `keep`."""
 
     def __init__(
         self, bus: Bus, clock: Clock, service: str, instance: str, metrics: Registry | None = None
@@ -134,9 +132,7 @@ class FleetTime:
         return fastest[1] if fastest else None
 
     async def _others_ahead_s(self) -> list[float] | None:
-        """The clocks of some other processes minus ours, PEERS at most; None where there is nobody
-        to answer, not even we.
-        """
+        """Some other processes' clocks minus ours, PEERS at most; None: nobody can answer."""
         found = dict[str, float]()
         for _ in range(ASKS):
             before = self._clock.unix_s()

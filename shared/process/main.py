@@ -1,6 +1,4 @@
-"""The main of every service: logs, configuration, metrics, signals, one bus connection, and an end
-that says why.
-"""
+"""The main of every service: logs, configuration, metrics, signals, one bus connection."""
 
 import asyncio
 import gc
@@ -74,9 +72,7 @@ def told_settings(section: str, kind: type[C], *checks: Check[C]) -> bool:
 
 
 def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
-    """Run `main`. The process exits with one clear line for whatever the operator must change, and
-    where its engine is gone.
-    """
+    """Run `main`; exit with one clear line for what the operator must change, or a lost engine."""
     gc.collect()
     # Imported objects stay. A full collection would walk all of them, for 10 ms in the middle of an
     # iteration.

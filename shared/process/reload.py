@@ -1,6 +1,4 @@
-"""A running service goes by a changed configuration: its rules at once, anything else at its next
-start.
-"""
+"""A running service takes changed rules at once, anything else at its next start."""
 
 import asyncio
 import os

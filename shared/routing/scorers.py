@@ -111,9 +111,7 @@ def _backlog_s(digest: Digest) -> float:
 
 
 def _due_unix_s(offer: Offer) -> float:
-    """The instant at which the next token is due, or the last if that is sooner; inf without an SLO
-    to hold.
-    """
+    """The instant of the next deadline, or of the last if sooner; inf without an SLO to hold."""
     if offer.service_class is ServiceClass.BEST_EFFORT:
         return math.inf
     due_unix_s = offer.next_due_unix_s

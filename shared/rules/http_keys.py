@@ -32,9 +32,7 @@ def line_of(tenant: str, key: str) -> str:
 
 
 def read(path: Path) -> "HttpKeys":
-    """The keys of a file; empty lines and those that begin with # are passed over. Raises
-    ConfigError, naming the line.
-    """
+    """The keys of a file, without empty lines and comments. Raises ConfigError with the line."""
     with reading(f"the keys in {path} cannot be read"):
         lines = text_of(path).splitlines()
     tenants: dict[str, str] = {}

@@ -1,6 +1,4 @@
-"""The rules that an operator may change while a fleet runs: tiers, the limits of tenants, HTTP
-keys.
-"""
+"""The rules that change while a fleet runs: tiers, tenants' limits, HTTP keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -63,9 +63,7 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class Story:
-    """One attempt on one incarnation, as the log has it. `offset` counts the tokens of earlier
-    attempts.
-    """
+    """One attempt on one incarnation, by the log. `offset`: tokens of earlier attempts."""
 
     incarnation: str
     offset: int

@@ -42,9 +42,7 @@ class Lease:
         return self._revision > 0
 
     async def acquire(self) -> bool:
-        """Take the lease if nobody has it, or its holder is gone. A lost answer is cleared up by
-        reading.
-        """
+        """Take the lease if it is free, or its holder gone. Reads where an answer was lost."""
         held = await self._bucket.get(self.key)
         if held is not None and not await self._absences.gone(_holder_of(held.value)):
             return False
@@ -65,9 +63,7 @@ class Lease:
         return True
 
     async def renew(self) -> bool:
-        """False: another has it, or it ran out; the holder must stop at once. Raises BusTimeout if
-        nobody answers.
-        """
+        """False: another has it, or it ran out: stop at once. Raises BusTimeout if none answers."""
         assert self.held
         try:
             self._revision = await self._bucket.update(self.key, self._value, self._revision)
@@ -107,9 +103,7 @@ class Leader:
         return RENEW_S if self._lease.held else LOOK_S
 
     async def look(self) -> bool:
-        """Take the lease if it is free, or renew it; in doubt, give it up in time. True if a term
-        begins.
-        """
+        """Take or renew the lease; in doubt, give it up in time. True if a term begins."""
         now = self._clock.unix_s()
         try:
             if not self._lease.held:
@@ -149,9 +143,7 @@ async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
 
 
 def _holder_of(value: bytes) -> str:
-    """The holder that the value names; empty for a value that is no lease, which holds it all the
-    same.
-    """
+    """The holder that the value names; empty if it is no lease, which holds it all the same."""
     try:
         return _value.decode(value).holder
     except UNDECODABLE:

@@ -49,9 +49,7 @@ class Absences:
         self._returned_unix_s = float("-inf")
 
     async def gone(self, name: str) -> bool:
-        """True if nobody has served the name for CONFIRM_S. Ask again and again: the first time
-        only begins that time.
-        """
+        """True: nobody served the name for CONFIRM_S, which begins with the first question."""
         now = self._clock.unix_s()
         if self._reconnects != self._bus.counters.reconnects:
             self._reconnects, self._returned_unix_s = self._bus.counters.reconnects, now

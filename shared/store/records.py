@@ -75,9 +75,7 @@ class Records:
         self._latest: dict[RequestKey, Stored] = {}  # open ones, as this process wrote them last
 
     def body_key(self, key: RequestKey) -> str:
-        """A new key for a body, so that a body left by a crash is never mistaken for that of
-        another request.
-        """
+        """A new key, so that a body left by a crash is never taken for another request's."""
         return f"{key}.{self._nonce()}"
 
     def with_small(self, record: Record, body: Body) -> Record:
@@ -126,9 +124,7 @@ class Records:
         return None if entry is None else _stored(f"s.{key}", entry)
 
     async def body(self, key: str) -> Body | None:
-        """The body under a record's `body_key`; None if there is none (yet). Raises
-        StoreDamaged.
-        """
+        """The body under a record's `body_key`; None: there is none (yet). Raises StoreDamaged."""
         entry = await self._bodies.get(key)
         return None if entry is None else read(_body, key, opened(key, entry.value))
 
@@ -202,9 +198,7 @@ class Records:
         return stored
 
     async def tidy(self) -> None:
-        """Delete the outputs whose writing was in doubt, once their records have ended without
-        them. Raises BusError.
-        """
+        """Delete outputs written in doubt whose records ended without them. Raises BusError."""
 
         async def record_of(key: RequestKey) -> Record | None:
             stored = await self.get(key)
@@ -213,9 +207,7 @@ class Records:
         await self._outputs.tidy(record_of)
 
     async def output(self, record: Record) -> Resume:
-        """The output of an ended request, or of the earlier attempts of another. Raises
-        StoreDamaged if it is not there whole.
-        """
+        """The output of an ended request, or of earlier attempts. Raises StoreDamaged."""
         if not record.output_key:
             return record.resume
         return await self._outputs.read(record)

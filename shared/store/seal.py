@@ -15,9 +15,7 @@ def sealed(value: bytes) -> bytes:
 
 
 def opened(name: str, stored: bytes) -> bytes:
-    """The value that was sealed. Raises StoreDamaged if it is not whole; `name` is for the
-    message.
-    """
+    """The value that was sealed. Raises StoreDamaged, with the `name`, if it is not whole."""
     if len(stored) < _SEAL.size:
         raise StoreDamaged(f"{name} is damaged in the store: it has {len(stored)} bytes")
     size, checksum = _SEAL.unpack_from(stored)

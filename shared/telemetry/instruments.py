@@ -92,9 +92,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Family(Generic[M]):
-    """One metric with its labels. `labels(...)` returns a child; keep it where updates are
-    frequent.
-    """
+    """A metric with labels. `labels(...)` gives a child; keep it where updates are frequent."""
 
     def __init__(
         self,
@@ -111,9 +109,7 @@ class Family(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def labels(self, *values: str) -> M:
-        """The child with these label values, in the order of the label names. Raises ValueError for
-        a wrong number of values.
-        """
+        """The child of these values, in the order of names. ValueError for another number."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self.label_names):
@@ -151,9 +147,7 @@ AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
-    """The metrics of one process. `caps` limits the number of values of labels that clients choose
-    (tenant, model).
-    """
+    """The metrics of a process. `caps`: how many values a label of clients' (tenant) may have."""
 
     def __init__(self) -> None:
         self._families: dict[str, AnyFamily] = {}

@@ -170,9 +170,7 @@ class Recording(Tracing):
 
 
 class JsonLines(SpanExporter):
-    """Appends finished spans to a file, one JSON object a line. A batch is one write, so processes
-    may share the file.
-    """
+    """Appends finished spans to a file as JSON lines; a batch is one write, so it can be shared."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

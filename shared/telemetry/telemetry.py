@@ -86,9 +86,7 @@ class Tracing:
         at_unix_s: float | None = None,
         kind: str = "internal",
     ) -> Span:
-        """Begin a span under `traceparent`, or a new trace without one. `kind` is one of
-        OpenTelemetry's: server, client, ...
-        """
+        """Begin a span under `traceparent`, or a new trace. `kind`: as OpenTelemetry's."""
         return Span(traceparent or "")
 
     def reserve(self, traceparent: str | None) -> str:

@@ -165,9 +165,7 @@ def _text(content: object, param: str) -> str:
 
 
 def marked(messages: Messages, tools: Tools, _: Mapping[str, Any]) -> str:
-    """The plain rendering for vocabularies with the markers: one marked turn per message, and the
-    assistant's turn left open.
-    """
+    """For vocabularies with the markers: one turn per message, the assistant's left open."""
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told(messages, tools)]
     return "".join(turns) + "<|im_start|>assistant\n"
 

@@ -21,9 +21,7 @@ class Detokenizer(Protocol):
     """The reader of one output. Special tokens, and ids outside the vocabulary, have no text."""
 
     def feed(self, token: int) -> str:
-        """The text that this token makes final; an unfinished character waits. Bad bytes become
-        U+FFFD.
-        """
+        """The text that this token makes final; unfinished characters wait. Bad bytes: U+FFFD."""
 
     def flush(self) -> str:
         """The rest at the end of the output: an unfinished character becomes U+FFFD."""

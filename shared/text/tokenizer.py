@@ -42,9 +42,7 @@ class TooManyTokens(PeerError):
 
 
 class Tokenizer:
-    """A tokenizer. It is immutable and may be called from several threads (encoding releases the
-    interpreter).
-    """
+    """An immutable tokenizer, for several threads (encoding releases the interpreter)."""
 
     def __init__(
         self,
@@ -88,9 +86,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: str | Path) -> "Tokenizer":
-        """The tokenizer of a Hugging Face folder; every call returns the same object. Raises
-        ConfigError.
-        """
+        """The tokenizer of a Hugging Face folder, always the same object. Raises ConfigError."""
         return _load(str(Path(folder).resolve()))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -156,18 +152,14 @@ class Tokenizer:
         return chat.rendered(self._render, chat.checked(messages), tools, wanted)
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token by itself. A special token gives its name, an id outside the
-        vocabulary nothing.
-        """
+        """The token's bytes: of a special one its name, of an unknown id nothing."""
         if self._table is not None and token < len(self._table) and self._table[token]:
             return self._table[token]
         text: str = self.inner.decode([token], skip_special_tokens=False)
         return text.encode()
 
     def detokenizer(self, *, specials: bool = False) -> Detokenizer:
-        """A new reader of one output. With `specials` it reads special tokens by their names, save
-        those that end an output.
-        """
+        """A reader of one output. `specials`: it reads special tokens, save those that end it."""
         shown = self._specials.keys() - self.eos_token_ids if specials else frozenset[int]()
         if self._table is None:
             silent = frozenset(self._specials.keys() - shown)

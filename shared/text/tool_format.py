@@ -13,7 +13,5 @@ MARKS = {"<tool_call>": ToolFormat.HERMES, "[TOOL_CALLS]": ToolFormat.MISTRAL}
 
 
 def of_template(source: str) -> ToolFormat:
-    """The format that a template shows its model. JSON is what a model is asked for whose template
-    knows no tools.
-    """
+    """The format that a template shows; JSON if the template knows no tools."""
     return next((form for mark, form in MARKS.items() if mark in source), ToolFormat.JSON)

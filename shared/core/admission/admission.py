@@ -129,9 +129,7 @@ class Relegate:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No replica can hold its SLO, and the client does not want best-effort, or the pool has no
-    room. Gone follows.
-    """
+    """No replica holds its SLO, and it may not wait as best-effort. Gone follows."""
 
     key: RequestKey
     reason: str
@@ -237,9 +235,7 @@ class AdmissionCore:
         return actions
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> First | None:
-        """The first place of a request about to be stored, so that its record can be written with
-        it. The place is debited.
-        """
+        """The first place of a request, debited, to be stored with its record."""
         order = self._router(offer, self._loads.views(now_unix_s), self._rng)
         replica = next(iter(order), None)
         digest = None if replica is None else self._loads.raw(replica)
@@ -249,15 +245,11 @@ class AdmissionCore:
         return First(replica, digest.incarnation, self._hops_left(1, len(order)))
 
     def _hops_left(self, hops: int, fresh: int) -> int:
-        """The replicas that may be asked after this hop, the `hops`-th. Before it `fresh` ones had
-        not been asked.
-        """
+        """The replicas that may be asked after the `hops`-th. `fresh`: not asked before it."""
         return max(min(self._set.hop_limit - hops, fresh - 1), 0)
 
     def shortest_backlog_s(self, *, now_unix_s: float) -> float:
-        """Seconds until it may be worth asking again: the least backlog of any replica, between 1
-        and 30 s.
-        """
+        """The least backlog of a replica, 1 to 30 s: until then it is hardly worth asking again."""
         views = self._loads.views(now_unix_s).values()
         backlogs = [digest.backlog_s for digest in views if digest.accepting]
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))

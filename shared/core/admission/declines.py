@@ -37,9 +37,7 @@ class Declines:
         self._declined: OrderedDict[Kind, _Declined] = OrderedDict()  # the latest last
 
     def tries(self, record: Record, now_unix_s: float) -> bool:
-        """True if the request is to be offered: none that was no harder was declined of late, or it
-        is its turn to try.
-        """
+        """True: nothing that was no harder was declined of late, or it is its turn to try."""
         known = self._declined.get(_kind_of(record))
         if (
             known is None

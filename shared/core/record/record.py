@@ -310,9 +310,7 @@ def deleted(
 
 
 def without_output(record: Record, output_key: str) -> Record:
-    """The same ended record, its output stored apart under `output_key`. No event: its state
-    stays.
-    """
+    """The same ended record, with its output apart under `output_key`. Its state stays."""
     kept = Resume(measure=record.resume.measure, diary=record.resume.diary)
     return replace(record, resume=kept, output_key=output_key)
 

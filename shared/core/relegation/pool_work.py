@@ -90,9 +90,7 @@ class PoolRoom:
         self._work.add(record)
 
     def retry_after_s(self, record: Record, now_unix_s: float) -> float | None:
-        """None: it is likely to have its turn in time. Else the seconds after which one
-        like it may be.
-        """
+        """None: it has its turn in time, most likely. Else when one like it may have."""
         tenant = lane_of(record)[1]
         tenants = self._work.tenants() | {tenant}
         if self._work.requests(tenant) >= self._limit / len(tenants):

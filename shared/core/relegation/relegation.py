@@ -65,9 +65,7 @@ RelegationEvent = Listed | Queued | Heard | Taken | Declined | Gone | Tick
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name this replica and this class in the record; then offer the request there. Taken, Declined
-    or Gone follows.
-    """
+    """Name the place in the record, then offer the request. Taken, Declined or Gone follows."""
 
     key: RequestKey
     replica: ReplicaId
@@ -268,9 +266,7 @@ class RelegationCore:
     # ------------------------------------------------------------ the next request
 
     def _wait(self, digest: Digest, now_unix_s: float) -> None:
-        """Time passes. It counts as waiting unless a replica would take something and nothing that
-        waits suits it.
-        """
+        """Time passes; waiting, unless a replica has room and nothing that waits suits it."""
         passed_s = min(now_unix_s - self._heard_unix_s, STALE_S)
         self._heard_unix_s = now_unix_s
         suits = self._waiting and (
@@ -342,9 +338,7 @@ class RelegationCore:
         return _AtOnce(min(part, slots, ALONE_MOST), tokens)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
-        """The next deadline, less the predicted time with its margin. -inf: the request is late
-        already, or has no deadline.
-        """
+        """The next deadline, less the predicted time with its margin. -inf: late, or none."""
         due = record.slo.last_due_unix_s(record.arrived_unix_s)
         if record.resume.measure.tokens:
             if record.resume.measure.late_tokens:
