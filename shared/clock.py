@@ -60,9 +60,7 @@ class Clock:
             self._slewed_at_s = float("-inf")
 
     def _read_offset_s(self) -> float:
-        """Wall time minus monotonic time, from the fastest of several readings: its error is at
-        most half the time that this reading took.
-        """
+        """Wall minus monotonic time, by the fastest of several readings: the least error."""
         took_s, offset_s = float("inf"), 0.0
         for _ in range(READINGS):
             before_s = self._monotonic_s()

@@ -1,6 +1,4 @@
-"""The places and the reasons of a value that does not fit its type, with the names of tables,
-which msgspec leaves out (`$[...].slo`).
-"""
+"""The places and reasons of values that do not fit, with names of tables, unlike msgspec."""
 
 import re
 from collections.abc import Iterable, Sequence

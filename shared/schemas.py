@@ -46,9 +46,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The parameters of drawing tokens and of ending the output. Temperature 0 is greedy. Not every
-    engine supports all of them: shared/features.py.
-    """
+    """Drawing tokens, and ending the output. Temperature 0 is greedy. See shared/features.py."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
@@ -213,9 +211,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
-    """One token and its natural log-probability under the model, before temperature and cuts.
-    `piece`: its bytes (base64 in JSON).
-    """
+    """A token and its natural log-probability, before temperature and cuts. `piece`: its bytes."""
 
     token: Count
     piece: bytes
@@ -223,18 +219,14 @@ class Likelihood(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """The log-probability of one output token, and those of the likeliest tokens in its place
-    (`top`), as many as the request asked for.
-    """
+    """The log-probability of one output token, and of the likeliest in its place (`top`)."""
 
     chosen: Likelihood
     top: list[Likelihood] = []
 
 
 class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
-    """The answer to Attach: tokens from `offset` on (the reader's from_token), the text, and the
-    verdict if the request has ended.
-    """
+    """The answer to Attach: tokens from `offset` on, the text, and the verdict of an ended one."""
 
     stream_subject: str
     offset: Count
@@ -261,9 +253,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
-    """The story of a request until `until_unix_s`: its end, or as far as is known. A tenant reads
-    of others only that they are others.
-    """
+    """A request until `until_unix_s`. Of others a tenant reads only that they are others."""
 
     request_id: str
     tenant: str
@@ -591,9 +581,7 @@ class Announce(Struct, frozen=True, kw_only=True):
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """A planner asks its worker to take this attempt in under this slot. The worker reads record
-    and body from the store and checks them.
-    """
+    """A planner asks its worker to take this attempt in; record and body are in the store."""
 
     epoch: Number
     sync: Number

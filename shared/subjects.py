@@ -84,9 +84,7 @@ def tokens(tenant: str) -> str:
 
 
 def tenant_in(subject: str) -> str | None:
-    """The tenant that the subject of a request, attach, explain, question for tokens, cancel or
-    stream belongs to; None for any other subject.
-    """
+    """The tenant that a client's subject belongs to; None for any other subject."""
     tokens = subject.split(".")
     of_a_tenant = len(tokens) > 3 and f"{tokens[0]}.{tokens[1]}" == ROOT and tokens[2] in _TENANTS
     return tokens[3] if of_a_tenant else None

@@ -149,9 +149,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     def resolved(
         self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float
     ) -> "Slo":
-        """The same SLO with every multiple turned into seconds, SHORTEST_S to LONGEST_S; where a
-        bound is given both ways, the tighter one governs.
-        """
+        """The SLO in seconds, SHORTEST_S to LONGEST_S; of a bound given twice the tighter one."""
 
         def tighter(
             bound_s: float | None, multiple: float | None, zero_load_s: float

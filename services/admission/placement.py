@@ -41,9 +41,7 @@ TELL_S = 1.0  # the longest that a client waits to hear whether its request is r
 
 
 class Placement:
-    """Finds the open requests of one admission a place. Its core decides; `soon` asks for a sweep,
-    which goes on where a step is in doubt.
-    """
+    """Finds open requests a place. `soon` asks for a sweep, which finishes steps in doubt."""
 
     def __init__(
         self,

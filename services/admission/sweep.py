@@ -231,9 +231,7 @@ class Sweep:
     async def _verify(
         self, replica: ReplicaId, records: Sequence[Stored]
     ) -> set[tuple[RequestKey, int]]:
-        """Ask the worker whether it knows the attempts that the records place there. An attempt
-        unknown at two sweeps in a row is withdrawn.
-        """
+        """Ask the worker about the attempts placed there. One unknown twice is withdrawn."""
         asked = [(s.record.key, s.record.attempt) for s in records]
         try:
             answer = await self._bus.request(

@@ -82,9 +82,7 @@ class Stored(NamedTuple):
 
 
 class Gateway:
-    """The HTTP application over one Client. Its tasks live in `tasks`. Set
-    `http_requests.draining` before the listener closes.
-    """
+    """The HTTP application. Set `http_requests.draining` before the listener closes."""
 
     def __init__(
         self,

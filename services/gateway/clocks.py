@@ -20,9 +20,7 @@ class Clocks:
             self._heard[told.instance] = self._clock.unix_s(), told
 
     def off(self) -> str:
-        """A service of which no process has a clock within UNREADY_S, in words; empty: there is
-        none. The gateway is judged by its own clock.
-        """
+        """A service none of whose clocks is within UNREADY_S, in words; empty: there is none."""
         if abs(own_s := self._clock.host_ahead_s()) > UNREADY_S:
             return _in_words("this gateway", own_s)
         oldest_unix_s = self._clock.unix_s() - FRESH_S

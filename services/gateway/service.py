@@ -67,9 +67,7 @@ def listen(cfg: GatewayConfig) -> socket.socket:
 
 
 def within_open_files(cfg: GatewayConfig) -> GatewayConfig:
-    """The configuration with no more connections than this process may have files open, and fewer
-    unfinished requests than connections.
-    """
+    """The configuration within this process's open files, and fewer requests than connections."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     connections = cfg.connections_limit
     if files != resource.RLIM_INFINITY:

@@ -73,9 +73,7 @@ PLAN_TRACE_S = 0.25
 
 
 class StaleEpoch(Exception):
-    """The lease of this replica planner is over, whatever the bucket says: another planner has a
-    higher epoch, or the lease must be taken anew.
-    """
+    """This replica planner has no lease any more: another has a higher epoch, or it lapsed."""
 
 
 class ReplicaPlanner:

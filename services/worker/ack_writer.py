@@ -1,6 +1,4 @@
-"""Acks are stored in order, each before anything of it leaves. An append that loses its race means
-that this incarnation is fenced.
-"""
+"""Acks are stored in order, each before anything of it leaves. Who loses a race is fenced."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -145,9 +145,7 @@ class Watchdog:
 async def engine_process(
     cfg: WorkerConfig, stop: asyncio.Event
 ) -> AsyncIterator[EngineProcess | None]:
-    """The engine that `cfg` asks for, loaded, measured and ready; None if `stop` came first. Raises
-    ConfigError and EngineError.
-    """
+    """The engine, ready; None if `stop` came first. Raises ConfigError, EngineError."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -1,6 +1,4 @@
-"""Runners run steps: on one engine thread beside the event loop, or in a process of the engine's
-own (`engine_process.py`).
-"""
+"""Runners run steps: on a thread beside the event loop, or in a process (engine_process.py)."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +28,7 @@ class Runner(Protocol):
         """Forget every slot, after the step that still runs."""
 
     async def refusal(self, wanted: Structured) -> str:
-        """Why the engine never takes this format of an output; empty if it does. Raises
-        TimeoutError where that cannot be told now.
-        """
+        """Why the engine never takes this format; empty if it does. TimeoutError: not known now."""
 
 
 class ThreadRunner:

@@ -107,9 +107,7 @@ class KeyValue(Protocol):
         """The keys of the whole bucket, without their values; also keys deleted a moment ago."""
 
     async def scan(self, prefix: str, since: int = 1) -> Sequence[tuple[str, Entry]]:
-        """Every existing key that begins with `prefix` (whole tokens, ending in a dot), and was
-        written at revision `since` or later.
-        """
+        """Keys that begin with `prefix` (whole tokens and a dot), written at `since` or later."""
 
 
 class Log(Protocol):
@@ -169,16 +167,12 @@ class Bus(Protocol):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """The answer to a message. Raises NoResponders, BusTimeout, or PeerError (the answer is not
-        a `kind`; RefusedError where it was a Refused).
-        """
+        """The answer. Raises NoResponders, BusTimeout, PeerError (RefusedError for a Refused)."""
 
     async def subscribe(
         self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
     ) -> Subscription:
-        """Call `handler` for each message. Bad payloads are counted, logged and dropped (answered
-        with Refused where a reply is wanted).
-        """
+        """Call `handler` for each message. Bad payloads are counted, logged, and refused."""
 
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]

@@ -51,9 +51,7 @@ def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[
 
 
 def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
-    """The struct in these bytes; an empty message has no fields. Raises PeerError, with the
-    offending field as `param`, unless they are a `kind`.
-    """
+    """The struct in these bytes; an empty one has no fields. Raises PeerError, naming the field."""
     try:
         return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
     except UNDECODABLE as error:

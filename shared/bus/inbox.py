@@ -32,9 +32,7 @@ LOOK_S = 0.05
 
 
 class Outbox:
-    """Sends messages up to a limit of waiting bytes, so that nats-py's own backpressure, which
-    swallows cancellations, never sets in.
-    """
+    """Sends up to a limit of waiting bytes: nats-py's backpressure swallows cancellations."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -103,9 +101,7 @@ class _Asked(NamedTuple):
 
 
 class ReplyInbox:
-    """The subjects to which all replies of one connection go, under the prefixes of its user. Open
-    it before the first request.
-    """
+    """The subjects of all replies of a connection. Open it before the first request."""
 
     def __init__(self, client: Client, outbox: Outbox, user: User) -> None:
         self._client = client

@@ -303,9 +303,7 @@ def ttl_headers(ttl_s: float | None) -> dict[str, str]:
 
 
 def _check_unbroken(msgs: list[Msg], end: Msg) -> None:
-    """Raise unless each message follows the one that it names as the one before it: a gap means
-    that the connection broke in between.
-    """
+    """Raise unless each message follows the one that it names: the connection broke in between."""
     named = [(msg.headers or {}).get("Nats-Last-Sequence") for msg in [*msgs[1:], end]]
     if named != [str(sequence(msg)) for msg in msgs]:
         raise BusTimeout("a listing broke off; read again")

@@ -282,9 +282,7 @@ class NatsBus:
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
-        """Hand received messages to their handlers, send published ones, and close, all within
-        drain_s + CLOSE_S, whatever the server does.
-        """
+        """Hand over what came, send what was published, close: within drain_s + CLOSE_S."""
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
         try:
@@ -338,9 +336,7 @@ class NatsBus:
     async def _hand_over(
         self, msg: Msg, pattern: str, kind: Any, handler: Handler, gate: Gate | None = None
     ) -> bool:
-        """Decode a message and call the handler; False where the payload was bad. Any other failure
-        is our bug and ends the service.
-        """
+        """Decode, and call the handler; False: a bad payload. Other failures end the service."""
         call = NatsCall(msg, self._outbox)
         if gate is not None and (refused := gate(call)) is not None:
             with contextlib.suppress(BusError, PeerError):  # its sender asks again

@@ -37,9 +37,7 @@ def profile_of(announce: Announce) -> Profile:
 
 
 def file_of(announce: Announce) -> ProfileFile:
-    """The profile of this worker as a file of its own, with the cost of its draft model (0: it has
-    none). Raises: as `profile_of`.
-    """
+    """This worker's profile as a file, with its draft's cost (0: none). Raises as `profile_of`."""
     profile_of(announce)
     file = announce.fitted if announce.fitted is not None else store.read(announce.profile)
     return replace(file, draft=announce.draft)

@@ -8,9 +8,7 @@ from shared.vocabulary import ServiceClass
 
 
 def as_offer(record: Record, service_class: ServiceClass, *, hops_left: int = 0) -> Offer:
-    """The offer of a request that nobody holds; it goes on from `record.resume`. `hops_left`: so
-    many more replicas may be asked.
-    """
+    """The offer of a request that nobody holds. `hops_left`: so many more may be asked."""
     made = record.resume.measure
     measure = made if made.tokens else Measure.begin(record.slo, record.arrived_unix_s)
     return offer_of(

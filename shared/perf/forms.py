@@ -170,9 +170,7 @@ class TokenTable(
     tag_field="form",
     tag="token_table_plus_attention",
 ):
-    """The table at T, linear between its points, + attention. Past its end the slope is the steeper
-    of its last and its mean slope.
-    """
+    """The table at T, linear between points, + attention. Past its end: the steeper slope."""
 
     table_tokens: TableTokens
     table_seconds: TableSeconds

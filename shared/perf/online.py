@@ -84,9 +84,7 @@ class Overhead:
         self._seen = 0
 
     def observe(self, late_s: float, exec_s: float) -> None:
-        """An iteration of `exec_s` took `late_s` more. Beyond `exec_s` that is a stall, which says
-        nothing about the next iteration.
-        """
+        """An iteration took `late_s` more. Beyond `exec_s` that is a stall, and says nothing."""
         self._seen += 1
         off_s = min(max(late_s, -exec_s), exec_s) - self._mean_s
         if not off_s and not self.seconds:
@@ -234,9 +232,7 @@ class Corrected:
         )
 
     def _agree(self, regime: Regime, exec_s: float) -> None:
-        """The short form of `observe` while every prediction was exact: all ratios stay 1, and only
-        the counts that weigh later observations grow.
-        """
+        """`observe` while predictions were exact: only the counts that weigh later ones grow."""
         self._residual = 0.0
         self._measured_s += SMOOTHED * (exec_s - self._measured_s)
         self._speed.agree()

@@ -29,9 +29,7 @@ class BatchShape(NamedTuple):
         return self.prefill_tokens + self.decodes
 
     def with_drafts(self, drafts: NDArray[np.int32], has: NDArray[np.int32]) -> "BatchShape":
-        """The shape with draft tokens to verify. `drafts` runs along (some of) the decodes, and
-        `has` is the context they stand on.
-        """
+        """The shape with drafts to verify, along (some of) the decodes; `has`: their contexts."""
         if not np.count_nonzero(drafts):
             return self
         l_in = drafts.astype(np.int64)

@@ -1,6 +1,4 @@
-"""The end of a request. Its verdict is written by compare-and-set, so the first one wins; then
-client, metrics and log receive it, once.
-"""
+"""The end of a request: the first verdict by compare-and-set wins; then all are told, once."""
 
 from collections.abc import Callable
 from contextlib import suppress

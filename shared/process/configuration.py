@@ -202,9 +202,7 @@ def files_of(environ: Mapping[str, str]) -> list[Path]:
 def values_of(
     env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
 ) -> dict[str, Any]:
-    """The fields of `types` that are set. Keys of the section that are not in `known` are errors;
-    with `known` None every key is allowed.
-    """
+    """The fields of `types` that are set. Keys not in `known` are errors (None: any may be)."""
     values: dict[str, Any] = {}
     for name, origin, raw in _from_file(env, section, types, known):
         if name in types:

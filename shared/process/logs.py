@@ -90,9 +90,7 @@ def traced(traceparent: str) -> AbstractContextManager[Any]:
 
 
 class Sparing:
-    """A processor that leaves out what is beyond LINES_A_MINUTE of one event. Other levels pass:
-    their lines are of requests that were let in.
-    """
+    """Leaves out what is beyond LINES_A_MINUTE of one event, but for levels of requests let in."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

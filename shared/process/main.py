@@ -53,9 +53,7 @@ Check = Callable[[C], object]
 
 
 def run(section: str, kind: type[C], body: Body[C], *checks: Check[C]) -> None:
-    """Run a service until SIGINT or SIGTERM, then let it drain. Each check raises ConfigError for a
-    configuration that would stop the start.
-    """
+    """Run a service until SIGINT or SIGTERM, then drain. A failed check raises ConfigError."""
     if not told_settings(section, kind, *checks):
         run_until_stopped(section, _main(section, kind, body, checks))
 

@@ -19,9 +19,7 @@ from shared.vocabulary import ReplicaId
 
 
 class Router(Protocol):
-    """The order of replicas that admission asks for. Each admission has a router of its own, since
-    a picker may keep a turn counter.
-    """
+    """The order of replicas to ask. Each admission has its own: a picker may keep a turn."""
 
     def __call__(
         self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random

@@ -64,9 +64,7 @@ def sequential() -> Pipeline:
 
 
 def one_offer() -> Pipeline:
-    """The ablation of figure 14 of SLOs-Serve, the plain dispatcher: replicas in turn. A request
-    that is declined once is best-effort at once.
-    """
+    """Figure 14 of SLOs-Serve, without routing: replicas in turn, declined once is best-effort."""
     return Pipeline(Rotation(takes_turn=_new), filters=[never_declined])
 
 

@@ -31,9 +31,7 @@ def free_slot(_offer: Offer) -> Score:
 
 
 def attainability(offer: Offer) -> Score:
-    """1 if the queue of the replica is predicted to leave time for the SLO. A best-effort request
-    has none to hold: 1 everywhere.
-    """
+    """1 if the replica's queue leaves time for the SLO, as predicted, or there is none to hold."""
     due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
 
     def attainable(digest: Digest) -> float:

@@ -209,9 +209,7 @@ class _Folding:
 
 
 async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
-    """The story of every attempt that the entries name, by (key, attempt, incarnation). It does not
-    hold up the loop: a log may be long.
-    """
+    """The story of every attempt in the entries, without holding up the loop: logs are long."""
     folding = _Folding(replica)
     for n, entry in enumerate(entries, 1):
         folding.add(entry)

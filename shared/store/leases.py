@@ -24,9 +24,7 @@ _value = msgspec.msgpack.Decoder(LeaseValue)
 
 
 class Lease:
-    """One key that at most one holder has. `revision` of the acquisition is its fencing number
-    (never falls while the bucket lives).
-    """
+    """One key that at most one has. `revision` when acquired is its fencing number."""
 
     def __init__(self, bucket: KeyValue, key: str, holder: str, absences: Absences) -> None:
         self._bucket = bucket

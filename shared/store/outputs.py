@@ -32,9 +32,7 @@ _resume = msgspec.msgpack.Decoder(Resume)
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of a request that ends, stored under `key` before its record names it. One that is
-    small stays in the record: its key is empty.
-    """
+    """The output of an ending request, stored before the record; if small, in the record itself."""
 
     resume: Resume
     key: str

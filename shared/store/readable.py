@@ -1,6 +1,4 @@
-"""Values as the bytes that are stored. What nobody can read is not stored, and what cannot be read
-was not written by a service of ours.
-"""
+"""Values as stored bytes. What cannot be read is not stored, nor was it written by us."""
 
 from typing import TypeVar
 

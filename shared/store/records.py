@@ -213,9 +213,7 @@ class Records:
         return await self._outputs.read(record)
 
     async def forget_body(self, key: str) -> None:
-        """Delete the body under a record's `body_key`. If the store does not answer, it becomes an
-        orphan, which the sweep deletes.
-        """
+        """Delete the body under a record's `body_key`, or leave an orphan, for the sweep."""
         if in_record(key):
             return
         with suppress(BusError):

@@ -1,6 +1,4 @@
-"""Tracing through the OpenTelemetry SDK; the only importer of it. Loaded by
-shared/telemetry/tracing.py when tracing is on.
-"""
+"""Tracing through the OpenTelemetry SDK: its only importer, loaded when tracing is on."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -25,9 +25,7 @@ class TraceParent(NamedTuple):
 
     @staticmethod
     def parse(header: str | None) -> "TraceParent | None":
-        """The parsed header; None where it is absent or malformed: a bad header from a client
-        begins a new trace, as the standard asks.
-        """
+        """The header; None: absent or malformed, which begins a new trace, as the standard asks."""
         found = FORMAT.fullmatch(header) if header else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None

@@ -79,9 +79,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def rendered(render: Render, messages: Messages, tools: Tools, variables: Mapping[str, Any]) -> str:
-    """The prompt. Raises PeerError, also where rendering takes more than RENDER_CPU_S or the text
-    more than RENDERED_CHARACTERS.
-    """
+    """The prompt. Raises PeerError, also beyond RENDER_CPU_S or RENDERED_CHARACTERS."""
     _work.begin()
     try:
         return render(messages, tools, variables)

@@ -1,6 +1,4 @@
-"""Turns text into tokens and back: the tokenizer of a Hugging Face folder, or the built-in
-byte-level one, which needs no file.
-"""
+"""Text into tokens and back: a Hugging Face tokenizer, or the built-in one, byte by byte."""
 
 import json
 import sys
@@ -79,9 +77,7 @@ class Tokenizer:
 
     @staticmethod
     def builtin() -> "Tokenizer":
-        """The built-in tokenizer: ids 0-255 are the bytes, and BUILTIN_SPECIALS follow in order.
-        Every call returns the same object.
-        """
+        """The built-in one: ids 0-255 are bytes, then BUILTIN_SPECIALS. Always the same object."""
         return _builtin()
 
     @staticmethod
@@ -128,9 +124,7 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """The fewest tokens that a text of so many bytes can have, which takes no reading. 0 where
-        one token can stand for any number of bytes.
-        """
+        """The fewest tokens of a text of so many bytes, unread; 0 if one may stand for any text."""
         if self._longest_bytes is None:
             return 0
         return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)
@@ -268,9 +262,7 @@ def _byte_symbols() -> dict[int, str]:
 
 
 def _byte_table(inner: tokenizers.Tokenizer, vocabulary: int) -> list[bytes] | None:
-    """The bytes of each token, empty for special ones. None unless the vocabulary is byte-level and
-    decoding does nothing else.
-    """
+    """The bytes of each token, of special ones none. None unless decoding is byte-level alone."""
     if not isinstance(inner.decoder, decoders.ByteLevel):
         return None
     byte_of = {symbol: byte for byte, symbol in _byte_symbols().items()}

@@ -1,6 +1,4 @@
-"""Answers what the tokens of a text are, and the text of tokens: with the tokenizer and the
-template that requests are read with.
-"""
+"""Tokens of a text, text of tokens, by the tokenizer and the template that read requests."""
 
 import asyncio
 from collections.abc import Callable

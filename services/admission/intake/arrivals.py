@@ -331,9 +331,7 @@ class Arrivals:
         await call.reply(refused or self._received(record, attached=False))
 
     async def _answer_known(self, known: Known) -> bool:
-        """If the id is taken, answer with the subject of that request's events. False if it is
-        free. Raises PeerError if another request has it.
-        """
+        """If the id is taken, answer with its subject; False: free. PeerError: another has it."""
         stored = await self._records.get(known.key)
         if stored is None:
             return False

@@ -98,9 +98,7 @@ def _given(request: GenerateRequest) -> list[str]:
 
 
 def check_tokenizer(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if our tokenizer, of `model`, is not that of the model that the fleet
-    serves: its token ids would have other meanings.
-    """
+    """Raises PeerError if our tokenizer, of `model`, is not that of the model that is served."""
     if worker is not None and worker.engine != "sim" and worker.model != model:
         ours = f"that of `{model}`" if model else "the built-in one"
         raise PeerError(

@@ -13,9 +13,7 @@ STALLED_S = 2.0
 
 
 class Stall:
-    """After a pause of STALLED_S, what was sent before its end is old. NATS keeps the order, so it
-    has come once a flush is answered.
-    """
+    """After a pause of STALLED_S a flush tells when all that was sent before its end has come."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus, self._clock = bus, clock

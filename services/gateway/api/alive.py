@@ -7,9 +7,7 @@ from shared.vocabulary import ReplicaId
 
 
 class Fleet:
-    """The fleet as its digests show it. A digest is dated by its arrival here: another host's clock
-    says nothing about its silence.
-    """
+    """The fleet by its digests, dated by their arrival here: other hosts' clocks do not count."""
 
     def __init__(self, clock: Clock, fresh_s: float) -> None:
         self._clock = clock
@@ -24,9 +22,7 @@ class Fleet:
             self._first_heard_unix_s.setdefault(name, now_unix_s)
 
     def models(self) -> dict[str, float]:
-        """Models with a replica whose digest is at most `fresh_s` old, and the instant of each
-        model's first digest. Empty where no replica is alive.
-        """
+        """Models with a digest at most `fresh_s` old, and the instant of each one's first."""
         return {
             model: self._first_heard_unix_s[model]
             for model in sorted({digest.model for digest in self._fresh()})

@@ -47,9 +47,7 @@ class Heard(NamedTuple):
 
 
 class Answer:
-    """One response; implements SoFar. `status` is 0 until its head is sent. `problem` is the
-    failure that ended it; None if every choice ended well.
-    """
+    """One response; implements SoFar. `status` 0: no head yet. `problem`: the failure, or None."""
 
     def __init__(
         self,
@@ -249,9 +247,7 @@ class Answer:
         return self._opening() + self._frame.chunks(chunks, self)
 
     def _opening(self) -> bytes:
-        """The opening chunks of all choices, in order, once, before the first text of any choice:
-        clients that gather a stream by index expect them.
-        """
+        """The opening chunks of all choices, once, before any text, as clients expect them."""
         if self._opened:
             return b""
         self._opened = True

@@ -8,9 +8,7 @@ from shared.schemas import StreamEvent
 
 
 class Merge:
-    """Reads handles in turns, so that none waits behind a busy one. Nothing is queued here; the
-    handles know that their reader is slow.
-    """
+    """Reads handles in turns, so that none waits behind a busy one. Nothing is queued here."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles

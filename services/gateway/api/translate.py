@@ -1,6 +1,4 @@
-"""Translates an HTTP request into GenerateRequests: the caller (headers), the content (body), the
-SLO (tier or SLO headers).
-"""
+"""Translates an HTTP request: the caller (headers), the content (body), the SLO (tier, headers)."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -65,9 +63,7 @@ class Ask(NamedTuple):
 
 
 def importance_of(priority: int | None) -> float:
-    """vLLM's integer priority (0 is usual, higher is more important here) as a weight: ... -1 ->
-    1/2, 0 -> 1, 1 -> 2, 2 -> 3 ...
-    """
+    """vLLM's integer priority (higher: more important) as a weight: -1 -> 1/2, 0 -> 1, 1 -> 2."""
     p = priority or 0
     return 1.0 + p if p >= 0 else 1.0 / (1 - p)
 

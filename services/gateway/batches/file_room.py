@@ -1,6 +1,4 @@
-"""The room that each tenant has for files, while some of them arrive: those stored count, and the
-bytes that have come of the others.
-"""
+"""The room of each tenant for files: those stored count, and the bytes come of others."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -63,9 +63,7 @@ class ResultFile:
         self._writing = asyncio.Lock()
 
     async def take_over(self) -> None:
-        """Read what is there, and append an empty chunk: what another process appends without
-        having read that one fails. Raises BusError.
-        """
+        """Read, and append an empty chunk: who has not read that one fails. Raises BusError."""
         while True:
             self.done, self.digest, self._last = set(), Digest(), 0
             async for seq, payload in self._objects.read(self.chunks):

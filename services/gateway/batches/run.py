@@ -149,9 +149,7 @@ class BatchRun:
         self._room.give(size_bytes)
 
     async def _ttlt_s(self, number: int) -> float:
-        """The time to the last token of a line: what is left of the window when its block begins.
-        It is stored before the first of its lines is asked.
-        """
+        """The time to a line's last token: the window's rest as its block begins, stored before."""
         block = (number - 1) // BLOCK_LINES
         while len(self._record.ttlts_s) <= block:
             at = len(self._record.ttlts_s)
@@ -177,9 +175,7 @@ class BatchRun:
         await (self._output if answered.status == 200 else self._errors).add(result)
 
     async def _settle(self, numbered: Numbered) -> None:
-        """The result of a line that is asked no more: the batch is cancelled, or else its time is
-        over, by the clock of whoever said so.
-        """
+        """The result of a line that is asked no more: the batch is cancelled, or its time over."""
         cancelled = self._record.status == "cancelling"
         self._expired |= not cancelled
         result = Result(

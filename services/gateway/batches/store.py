@@ -48,9 +48,7 @@ class BatchStore:
     async def change(
         self, record: BatchRecord, step: Callable[[BatchRecord], BatchRecord | None]
     ) -> BatchRecord:
-        """The record after this step, which is given it as it is stored; the record as it is where
-        the step does not apply. Raises BusError, PeerError.
-        """
+        """The record after this step, or as it is if none applies. Raises BusError, PeerError."""
         key = _key(record)
         for _ in range(TRIES):
             entry = await self._bucket.get(f"o.{key}")

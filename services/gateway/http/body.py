@@ -1,6 +1,4 @@
-"""Reads a body within bounds on its size, its time, and the size of all bodies together, and drops
-the rest of one that was refused.
-"""
+"""Reads a body within bounds on its size, its time and all bodies, and drops a refused one."""
 
 import asyncio
 from codecs import BOM_UTF8

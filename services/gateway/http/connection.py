@@ -1,6 +1,4 @@
-"""One HTTP connection: uvicorn's, with deadlines for a head and for a client that reads nothing;
-and a bound on all of them together.
-"""
+"""An HTTP connection: uvicorn's, with a bound on all, and deadlines for heads and slow readers."""
 
 import asyncio
 import socket

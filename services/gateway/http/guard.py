@@ -1,6 +1,4 @@
-"""Says whose request it is. Without keys every request is let in: the configuration sees to it that
-only loopback is served so.
-"""
+"""Says whose request it is. Without keys all are let in, and only loopback is served."""
 
 from collections.abc import Mapping
 

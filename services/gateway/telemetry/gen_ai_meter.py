@@ -1,6 +1,4 @@
-"""The GenAI metrics through the OpenTelemetry SDK. Loaded by metering.py when they are on.
-Their names and buckets are the convention's.
-"""
+"""The GenAI metrics through the OpenTelemetry SDK, with the convention's names and buckets."""
 
 import os
 

@@ -1,6 +1,4 @@
-"""Counter-based random numbers: each depends on (seed, position) alone, so a request computed again
-on another engine continues alike.
-"""
+"""Random numbers of (seed, position) alone: a request goes on alike on another engine."""
 
 _MASK = (1 << 64) - 1
 # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)

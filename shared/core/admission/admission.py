@@ -96,9 +96,7 @@ AdmissionEvent = Opened | Heard | Pooled | Lost | Answered | GaveWay | Gone | Ti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name this replica in the record, if the record is still at `attempt`; then offer the request
-    there. Answered or Gone follows.
-    """
+    """Name this replica in the record, if it is still at `attempt`. Answered or Gone follows."""
 
     key: RequestKey
     attempt: int

@@ -63,9 +63,7 @@ def first_missed(
 def _by_pace(
     slo: Slo, measure: Measure, timeline: RequestTimeline
 ) -> tuple[float, int, Missed, float | None, Account]:
-    """Every token was in time by its own deadline, but the SLO is judged by a mean pace: the last
-    token, which was due at that pace after the first.
-    """
+    """No token was late, but the mean pace: the last token, due at that pace after the first."""
     gaps = max(measure.tokens - 1, 0)
     pace_s = slo.pace_s(thinking=False)
     due_unix_s = min(measure.first_unix_s + gaps * pace_s, measure.last_unix_s)

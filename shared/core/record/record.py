@@ -125,9 +125,7 @@ def relegated(
 
 
 def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) -> Record | None:
-    """A worker reports that the attempt is over: the request ends, or goes on from `over.resume`
-    with an admission (`owner`) or in the pool.
-    """
+    """The attempt is over: the request ends, or goes on with an admission (`owner`) or pool."""
     place = (record.attempt, record.replica, record.incarnation)
     if not applies(Event.SETTLED, record) or place != (
         over.attempt,
@@ -319,9 +317,7 @@ def without_output(record: Record, output_key: str) -> Record:
 
 
 def _end_of(record: Record, resume: Resume, why: str) -> str:
-    """`why` an attempt ended; LENGTH where nothing is left to be made, whatever its worker says: no
-    planner would plan for such a request again.
-    """
+    """`why` an attempt ended; LENGTH where nothing is left to be made, whatever its worker says."""
     whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
     return FinishReason.LENGTH.value if whole else why
 

@@ -32,9 +32,7 @@ NOTICED_S = 1e-6  # what is less comes of rounding
 
 
 class Spent(NamedTuple):
-    """The seconds of an iteration. Decodes and drafts are parts of `exec_s`; the rest of it went
-    into prefills, if there were any.
-    """
+    """The seconds of an iteration. What neither decodes nor drafts took went into prefills."""
 
     ended_unix_s: float
     exec_s: float

@@ -116,9 +116,7 @@ def _has_best_effort_alone(digest: Digest) -> bool:
 
 
 class RelegationCore:
-    """The pool of the one instance that has the lease. A request is *busy* from an action about it
-    until the event with the result.
-    """
+    """The pool of the one that has the lease. *Busy*: from an action to the event of its result."""
 
     def __init__(self, settings: RelegationSettings | None = None) -> None:
         self._set = settings or RelegationSettings()

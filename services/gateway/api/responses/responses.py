@@ -133,9 +133,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
-    """The chat that a response is read as. `hosted`: the types of its tools that are no functions,
-    and that no model of ours can call.
-    """
+    """The chat that a response is read as. `hosted`: types of tools that are no functions."""
 
     origin: ResponseBody
     hosted: list[str]
@@ -188,9 +186,7 @@ def read_body(raw: bytes) -> AskedAsResponse:
 
 
 def _without_hosted(raw: bytes) -> tuple[bytes, list[str]]:
-    """The body without the tools that are no functions, and their types. A client that offers the
-    model several need not have every one called.
-    """
+    """The body without the tools that are no functions, and their types."""
     if b'"tools"' not in raw:
         return raw, []
     try:

@@ -128,9 +128,7 @@ class CallObject:
 
 
 class Text:
-    """Finds the end of one JSON value: a string, an object or a list by its last character, any
-    other value by the first one behind it.
-    """
+    """Finds the end of a JSON value: its last character, or the first one behind a bare one."""
 
     def __init__(self) -> None:
         self.over = False

@@ -16,9 +16,7 @@ DEFINITIONS = "$defs"
 
 
 class Function(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A function that the model may call. `strict` only labels it: arguments are held to their
-    schema wherever a call is required.
-    """
+    """A function that the model may call. `strict` only labels it."""
 
     name: ToolName
     description: str | None = None

@@ -244,9 +244,7 @@ class SimEngine:
         )
 
     def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
-        """Advances a request by `kept` of the entry's positions. A decode emits a token for each of
-        them, a prefill one token at its end.
-        """
+        """Advances by `kept` positions. A decode emits a token each, a prefill one at its end."""
         state = self._slots[work.slot]
         left = state.known - state.computed
         assert 1 <= kept <= work.tokens, f"slot {work.slot}: {work.tokens} tokens asked"

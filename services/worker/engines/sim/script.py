@@ -1,6 +1,4 @@
-"""Answers that a simulated engine gives in place of its pseudo words: for trying an application
-against a fleet without a GPU.
-"""
+"""Answers that a simulated engine gives in place of pseudo words, to try an application."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -20,9 +20,7 @@ class Written(NamedTuple):
 
 
 def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
-    """The logits [B, vocabulary] to choose from: `logits` itself, untouched, or a float32 copy.
-    Each row depends on itself alone.
-    """
+    """The logits [B, vocabulary], untouched or a float32 copy. Rows do not depend on others."""
     asking = [row for row, written in enumerate(rows) if asks(written)]
     if not asking:
         return logits

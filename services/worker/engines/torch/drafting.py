@@ -1,6 +1,4 @@
-"""Between the draft model and the target: which entries of a batch draft, and the trees of tokens
-that are verified of what was drafted.
-"""
+"""Between draft and target: which entries draft, and the trees that are verified."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -113,9 +113,7 @@ class Blocks:
             self._leave(place.remove_last())
 
     def release(self, place: Place) -> None:
-        """Takes away all blocks of `place`, which is not used again. Of those that become idle, the
-        end of the sequence goes first.
-        """
+        """Takes the blocks of `place` away. The end of the sequence becomes idle first."""
         for block in reversed(place.blocks):
             self._leave(block)
 
@@ -144,9 +142,7 @@ class Blocks:
             place.add(block)
 
     def name(self, place: Place, number: int, digest: bytes) -> None:
-        """Block `number` of `place` is full, and its tokens and all before them have this hash. The
-        first block of a hash keeps it.
-        """
+        """Block `number` is full, with this hash of all tokens so far. A hash keeps its first."""
         block = place.blocks[number]
         if digest not in self._known and block not in self._hash_of:
             self._known[digest] = block

@@ -1,6 +1,4 @@
-"""A transformers model over a paged pool of keys and values: it takes tokens of many sequences and
-gives the logits of the rows asked for.
-"""
+"""A transformers model over paged KV: tokens of many sequences in, the logits asked for out."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,9 +116,7 @@ class PagedModel:
         return self._batch.attend(layer, query, key, value, scale)
 
     def _settle(self, folder: Path) -> None:
-        """Moves from the path that serves any model to the fastest one for this model. Every step
-        must give transformers' own logits.
-        """
+        """Moves to the fastest path for this model that gives transformers' own logits."""
         tokens = min(_PROOF_TOKENS, self.positions, self.context_tokens)
         prompt = [(3 + 7 * n) % self.vocabulary for n in range(tokens)]
         try:

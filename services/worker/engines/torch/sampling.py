@@ -64,9 +64,7 @@ def likeliest(logits: Tensor) -> list[int]:
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:
-    """The natural log-probability of the token of each row of `logits` [N, vocabulary], and of its
-    `tops` likeliest tokens, likeliest first.
-    """
+    """Log-probabilities of each row's token, and of its `tops` likeliest, likeliest first."""
     known = logits.float().log_softmax(dim=-1)
     own = known.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best, which = known.topk(min(max(tops), known.shape[1]), dim=-1)

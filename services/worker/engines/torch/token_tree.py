@@ -1,6 +1,4 @@
-"""Token trees: the drafts that a draft model found for several requests, and those of one request
-that the target verifies in one pass.
-"""
+"""Token trees: what was drafted for several requests, and what one pass verifies of one."""
 
 from collections import defaultdict
 from collections.abc import Sequence

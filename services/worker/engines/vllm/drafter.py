@@ -71,9 +71,7 @@ def _drafted(drafter: Any, unread: Sequence[Unread], depth: int) -> list[list[in
 
 
 def _propose(drafter: Any, unread: Sequence[Unread], depth: int) -> list[list[int]]:
-    """One call of vLLM's proposer. For vLLM the newest token is what the target's step has made,
-    and the others are what that step has computed.
-    """
+    """One call of vLLM's proposer: the newest token is the target's, the others are computed."""
     counts = np.array([len(one.tokens) - 1 for one in unread], dtype=np.int32)
     bounds = np.zeros(len(unread) + 1, dtype=np.int32)
     np.cumsum(counts, out=bounds[1:])

@@ -149,9 +149,7 @@ class VllmEngine:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))
 
     def close(self) -> None:
-        """Prepares the end of the process. vLLM's own exit collects a heap of millions of objects
-        twice, ten seconds on a busy machine.
-        """
+        """Prepares the end: vLLM's exit collects millions of objects twice, for ten seconds."""
         for slot in list(self._slots):
             self.release(slot)
         for owner in (self._engine, self._engine.engine_core):
@@ -223,9 +221,7 @@ class VllmEngine:
         return time.monotonic() - began_s
 
     def _unread(self, state: _Slot) -> Unread:
-        """The part of a decode that the draft model lacks: at least its newest token and the one
-        before. n-grams are found in the whole of it.
-        """
+        """A decode's tokens that the draft lacks, two at least; n-grams are found in the whole."""
         request = state.request
         keeps_kv = self._scheduler.num_lookahead_tokens > 0
         start = min(state.read, request.num_tokens - 2) if keeps_kv else 0
@@ -326,9 +322,7 @@ def longest(config: Any) -> int:
 
 
 def _likely(found: Any, n: int, request: Request) -> list[Likely]:
-    """Log-probabilities of one token. vLLM's first column is the sampled token; the requested
-    number of likeliest tokens follows, likeliest first.
-    """
+    """Log-probabilities of one token: vLLM's first column is its own, then the likeliest."""
     asked = request.sampling_params.num_logprobs
     ids, values = found.logprob_token_ids[:n], found.logprobs[:n]
     return [
@@ -351,9 +345,7 @@ def _compiling(request: Request) -> bool:
 
 
 def _advance_grammar(request: Request, generated: Sequence[int]) -> None:
-    """Advances the grammar past the output of earlier attempts. It waits until the grammar is
-    compiled, which is rare: only for a moved request.
-    """
+    """Advances the grammar past earlier attempts' output. It waits until that is compiled."""
     until_s = time.monotonic() + GRAMMAR_S
     while _compiling(request):
         if time.monotonic() > until_s:

@@ -91,9 +91,7 @@ def flatten(
 
 
 def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
-    """A Python function with one operation per line, and a name for every called function:
-    torch.fx's own code looks functions up through modules.
-    """
+    """A Python function, one operation a line, with a name for all that it calls: no look-ups."""
     names: dict[str, Any] = {}
 
     def text(value: Any) -> str:

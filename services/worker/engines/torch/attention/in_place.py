@@ -220,9 +220,7 @@ def _put_together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 @cache
 def sparse_works(dtype: torch.dtype) -> bool:
-    """Tells whether this build of torch has the sparse kernels for this type. It also absorbs
-    torch's warning that they are new.
-    """
+    """Tells whether torch has the sparse kernels for this type, without its warning."""
     if dtype != torch.float32:
         return False
     with warnings.catch_warnings():

@@ -70,9 +70,7 @@ class PackedPieces:
 
 
 def columns(pieces: Sequence[Piece], rows: Sequence[range]) -> list[NDArray[np.int64]]:
-    """The rows of the pieces in the batch, the pool positions that they see, and where the rows and
-    the positions of each begin.
-    """
+    """The rows of the pieces, the pool positions that they see, and where each piece begins."""
     seen = [piece.cached + piece.new for piece in pieces]
     return [
         np.concatenate([np.arange(of.start, of.stop) for of in rows]),
