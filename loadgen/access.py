@@ -21,9 +21,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The way to a NATS server: its URL, the file of a user's seed, that of the authority to trust;
-    the files may be empty.
-    """
+    """The way to a NATS server: URL, a user's seed file, the authority's (either may be empty)."""
 
     url: str
     creds: str = ""
@@ -82,9 +80,7 @@ def _check(creds: str, tls_ca: str) -> None:
 
 @contextlib.contextmanager
 def noted(access: Access) -> Iterator[None]:
-    """Note the way to a server of ours, as long as the context lasts. Where the folder cannot be
-    written there is no note.
-    """
+    """Notes the way to our server while the context lasts, if the folder can be written."""
     file = _note(access.url)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,4 @@
-"""The advice on a trace: how many replicas of which GPU, whether a draft model pays, and which
-requests suffer.
-"""
+"""The advice on a trace: replicas of which GPU, whether a draft pays, which requests suffer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,9 +22,7 @@ SHOWN = 4000  # requests that the chosen fleet serves, at most
 
 
 class Hopeless(Struct, frozen=True, kw_only=True):
-    """Requests of one tier that miss their SLO even with a replica to themselves, without a draft
-    model.
-    """
+    """Requests of one tier that miss their SLO with a replica to themselves, without a draft."""
 
     profile: str
     tier: str

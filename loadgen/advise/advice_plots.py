@@ -14,9 +14,7 @@ from loadgen.trials.plots import BOUND_COLOUR, COLOURS, line_of, new_figure, wri
 
 
 def write_plots(advice: Advice, folder: Path) -> Iterator[Path]:
-    """Write the plots, and yield each file as it is written. Raises ConfigError if one cannot be
-    written.
-    """
+    """Write the plots, and yield each file. Raises ConfigError if one cannot be written."""
     yield write(attainment_over_gpus(advice), folder / "attainment-over-gpus.svg")
     if advice.shown is not None:
         yield write(over_time(advice, advice.shown), folder / "violations-over-time.svg")

@@ -44,10 +44,7 @@ async def measure(caller: Caller, observer: Observer, count: int, say: Say) -> l
 
 
 async def _ask(caller: Caller) -> float:
-    """The seconds until admission answers that a request is unknown.
-
-    They show the cost of a round trip on this machine.
-    """
+    """The seconds until admission says that a request is unknown: a round trip on this machine."""
     await asyncio.sleep(caller.rng.uniform(*PAUSE_S))
     began_unix_s = caller.clock.unix_s()
     with suppress(PeerError):

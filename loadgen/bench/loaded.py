@@ -30,10 +30,7 @@ Number = TypeVar("Number", int, float)
 
 
 def pace() -> float:
-    """The pace at which an iteration takes ITERATION_S.
-
-    The iteration has the steady decodes and an occasional chunk of prefill.
-    """
+    """The pace at which an iteration of the steady decodes takes ITERATION_S."""
     shape = BatchShape(decodes=DECODES, decode_context=DECODES * 2 * PROMPT_TOKENS)
     return ITERATION_S / profiles.load(PROFILE).batch_s(shape)
 
@@ -110,10 +107,7 @@ def _by_process(fleet: Fleet, of: Callable[[int], Number | None]) -> dict[str, N
 
 
 def _engines(window: Sequence[Sequence[Iteration]]) -> list[Figure]:
-    """The figures of the engines.
-
-    The iterations of each replica follow one another without a break: there is work throughout.
-    """
+    """The engines' figures. Each one's iterations follow without a break."""
     pairs = [(before.ack, now.ack) for iterations in window for before, now in pairwise(iterations)]
     took = [now.ended_unix_s - before.ended_unix_s for before, now in pairs]
     overhead = [length_s - now.exec_s for length_s, (_, now) in zip(took, pairs, strict=True)]

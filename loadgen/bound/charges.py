@@ -33,9 +33,7 @@ class Charges:
 
 
 def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
-    """The least and the greatest useful value of `iteration_s`. Above the greatest, some chunk
-    would be paid for being run.
-    """
+    """The least and the greatest useful `iteration_s`: above, some chunk would be paid for."""
     least_s = [0.0 if s.curve_s else s.base_s for s in strata]
     most_s = [
         s.base_s if s.curve_s else s.base_s + s.prefill_token_s * (s.above + 1) for s in strata
@@ -46,9 +44,7 @@ def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
 
 @lru_cache(maxsize=32)
 def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Charges:
-    """The charges of prompts and contexts of up to `longest_tokens`. `iteration_s` lies within
-    `iteration_range_s`.
-    """
+    """The charges of up to `longest_tokens`; `iteration_s` is within `iteration_range_s`."""
     context = np.arange(longest_tokens + 1, dtype=np.float64)
     step_s = np.min(
         [

@@ -1,6 +1,4 @@
-"""One instance as the bound sees it: the work of its requests, the time in which it may be done,
-and its charges.
-"""
+"""An instance as the bound sees it: requests' work, the time for it, and its charges."""
 
 from collections.abc import Sequence
 

@@ -19,9 +19,7 @@ SLIVER = 1e-6  # of a request: more than rounding can take from a bound
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """No scheduler can satisfy more than `met_fraction` of the requests. `by` names the relaxation
-    that gives this limit.
-    """
+    """No scheduler meets more than `met_fraction`. `by`: the relaxation that says so."""
 
     met_fraction: float
     violated_fraction: float  # the least possible

@@ -1,6 +1,4 @@
-"""The bounds of one instance, from the loosest: `alone`, `work`, `memory`, `pace`. docs/bound.md
-lists what each leaves out.
-"""
+"""The bounds of an instance: `alone`, `work`, `memory`, `pace`. docs/bound.md explains them."""
 
 import numpy as np
 
@@ -94,9 +92,7 @@ def _turns(
 
 
 def _falling(instance: Instance, market: Market) -> Floats:
-    """Prices that are highest while requests arrive and fall afterwards, at a level that the
-    largest requests can hardly pay.
-    """
+    """Prices that fall after the arrivals, at a level that the largest can hardly pay."""
     last_s = float(instance.work.arrival_s.max())
     late = np.clip(
         (instance.middles_s - last_s) / max(1e-9, float(instance.middles_s[-1]) - last_s), 0.0, 1.0

@@ -12,9 +12,7 @@ from shared.perf.stratified import StratifiedProfile
 
 
 class Stratum(NamedTuple):
-    """An iteration with `above` < tokens <= `up_to` takes at least the sum of its terms
-    (docs/bound.md, 3).
-    """
+    """Iterations of `above` < tokens <= `up_to` take at least these terms (docs/bound.md, 3)."""
 
     above: int
     up_to: float

@@ -1,6 +1,4 @@
-"""`slackline key`: makes a key for HTTP clients of a tenant. It is printed once; the file gets its
-hash.
-"""
+"""`slackline key`: makes an HTTP key of a tenant. It is printed once; the file has its hash."""
 
 import argparse
 import sys

@@ -1,6 +1,4 @@
-"""The `slackline` command line. Each subcommand is a module with `add_arguments(parser)` and
-`run(args) -> int`.
-"""
+"""The `slackline` command line. A subcommand is a module with `add_arguments` and `run`."""
 
 import argparse
 import os

@@ -72,9 +72,7 @@ class Recording:
 
     @contextmanager
     def begun(self, path: Path, now_unix_s: float) -> Iterator[Callable[[], None]]:
-        """A function that writes to this file what was heard since. Raises ConfigError where that
-        fails.
-        """
+        """A function that writes to this file what was heard since. May raise ConfigError."""
 
         def write() -> None:
             csv.writer(file).writerows(self._rows)
@@ -143,9 +141,7 @@ class Busy:
 
 
 async def _record(args: argparse.Namespace, recording: Recording, console: Console) -> None:
-    """Record until the time is over. Raises BusError without a NATS server, and ConfigError where
-    the file cannot be written.
-    """
+    """Record until the time is over. Raises BusError without a server, ConfigError for the file."""
     clock, busy = Clock(), Busy()
 
     def on_ended(ended: Ended, _: Call) -> None:

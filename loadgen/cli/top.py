@@ -66,9 +66,7 @@ async def _show(args: argparse.Namespace, console: Console, keys: int) -> None:
 
 
 def screen(picture: Picture, console: Console) -> Group:
-    """The fleet, its tiers, its replicas, and the most pressing requests in the lines that are left
-    of the terminal.
-    """
+    """The fleet, its tiers and replicas, and the most pressing requests on the lines left."""
     width, height = console.size
     heard_s = picture.at_unix_s - picture.since_unix_s
     span = f"the last {min(heard_s, picture.window_s):.0f} s"

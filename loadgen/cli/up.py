@@ -334,9 +334,7 @@ async def _welcome(fleet: Fleet, metrics: str) -> str:
 
 
 async def _status(url: str) -> int:
-    """The status with which our own gateway answers, whatever address its certificate names; 0 if
-    it does not answer.
-    """
+    """The status that our own gateway answers, whatever its certificate says; 0: no answer."""
     async with httpx.AsyncClient(trust_env=False, verify=False) as http:
         try:
             return (await http.get(url)).status_code

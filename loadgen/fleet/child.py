@@ -88,9 +88,7 @@ class Child:
         self.send(signal.SIGKILL)
 
     async def stop(self, within_s: float) -> None:
-        """Stop it with SIGTERM, and with SIGKILL if it has not ended `within_s`. It stays down
-        until `start`.
-        """
+        """SIGTERM, and SIGKILL if it has not ended `within_s`. It stays down until `start`."""
         self._wanted, self._stopping = False, True
         self._wake.set()
         self.send(signal.SIGTERM)

@@ -25,9 +25,7 @@ class Explained(Struct, frozen=True, kw_only=True):
 
 
 def explain(text: str, schema: dict[str, Any]) -> Iterator[Explained]:
-    """Each line of a TOML file that sets a key. Lines within a value that goes on over several are
-    part of its first one.
-    """
+    """Each line of a TOML file that sets a key, with all lines of its value."""
     table: Sequence[str] = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if (header := HEADER.match(line)) is not None:

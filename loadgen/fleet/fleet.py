@@ -319,9 +319,7 @@ class Fleet:
         )
 
     def _pools(self, environment: Mapping[str, str]) -> dict[ReplicaId, str]:
-        """The pool of each replica: those of the policy in turn, as in the simulator; empty where
-        the policy has none.
-        """
+        """Each replica's pool: the policy's in turn, as simulated; empty without pools."""
         chosen = config.load(Chosen, "fleet", environment)
         pools = registry.make(chosen.policy, chosen.settings).declared.pools
         return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
@@ -390,9 +388,7 @@ class Fleet:
                 await asyncio.sleep(POLL_S)
 
     async def _until_idle(self) -> None:
-        """Wait until no replica has work by its planner's digests, until drain_s is over, or until
-        NATS does not answer.
-        """
+        """Wait until no replica has work by its digests, drain_s is over, or NATS is silent."""
         busy = set(self.replicas)
 
         def on_digest(digest: Digest, _: object) -> None:

@@ -31,9 +31,7 @@ def headline(picture: Picture) -> str:
 
 
 def tier_table(picture: Picture) -> Table:
-    """Attainment over the window; the median and the 99th percentile of each latency, and below
-    them what is owed.
-    """
+    """Attainment over the window; p50 and p99 of each latency, and below what is owed."""
     latencies = ">TTFT p50 / p99|>TBT p50 / p99|>TTLT p50 / p99"
     out = _table(f"tier|>SLO met|{latencies}|missed by")
     for tier in picture.tiers:
@@ -83,9 +81,7 @@ def strip_table(picture: Picture) -> Table:
 
 
 def request_table(rows: Sequence[RequestRow]) -> Table:
-    """Requests, those with the least slack first. Tokens: of the prompt while it is computed, then
-    of the output.
-    """
+    """Requests, least slack first. Tokens: of the prompt while it is computed, then of output."""
     out = _table("request|tier|at|>tokens|>age|>slack")
     for row in rows:
         late = row.slack_s is not None and row.slack_s < 0

@@ -47,7 +47,5 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """One for each GPU. Without any, the number that leaves half of the machine to everything else,
-    at most two.
-    """
+    """One for each GPU. Without any, as many as half of the machine carries, at most two."""
     return len(visible_gpus(os.environ)) or max(1, min(2, cores() // 2))

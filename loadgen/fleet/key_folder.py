@@ -73,9 +73,7 @@ class Keys:
             raise ConfigError(f"{self.folder} cannot be written: {error}") from error
 
     def revoke(self, users: Iterable[User]) -> None:
-        """Let these users in no more, once the server has read its configuration again. Raises
-        ConfigError for one that has no key.
-        """
+        """Let these users in no more, once the server reads it. ConfigError: one has no key."""
         known = self.users()
         for user in users:
             if known.pop(user, None) is None:
@@ -84,9 +82,7 @@ class Keys:
         self._write_server(known)
 
     def _write(self, file: Path, content: bytes, *, new: bool = False) -> None:
-        """Write a file that only its owner reads, at one instant. `new`: it must not exist yet.
-        Raises OSError.
-        """
+        """Write a file for its owner alone, at once. `new`: it must not exist. Raises OSError."""
         _private(file.parent, self.folder)
         if new and file.exists():
             raise FileExistsError(f"{file} is there already, and is not overwritten")

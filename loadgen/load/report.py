@@ -1,6 +1,4 @@
-"""The figures of a run: one struct per tier, as JSON and as a table; and several runs side by
-side.
-"""
+"""The figures of a run: a struct per tier, as JSON or a table; and several runs beside."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -140,9 +138,7 @@ def make_report(
     notes: Sequence[str] = (),
     engines: EngineTime | None = None,
 ) -> Report:
-    """`offered_s`: the length of the offered load, seconds; shorter than planned if the run was
-    interrupted.
-    """
+    """`offered_s`: length of the offered load, s; shorter if the run was interrupted."""
     outcomes = tally.outcomes
     every_gap_s = np.concatenate(
         [np.asarray(gaps, dtype=np.float32) for gaps in tally.gaps_s.values()]

@@ -1,6 +1,4 @@
-"""The course of a run: how its latencies are distributed, and what became of the requests of each
-moment.
-"""
+"""The course of a run: its latencies, and what became of the requests of each moment."""
 
 from collections.abc import Mapping, Sequence
 

@@ -151,9 +151,7 @@ _read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 async def events(parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Lines end at LF, after CR or not: other line separators
-    may stand in a text.
-    """
+    """The data of each server-sent event. Lines end at LF or CR LF: a text may have others."""
     unread, data = b"", list[bytes]()
     async for part in parts:
         *lines, unread = (unread + part).split(b"\n")

@@ -15,16 +15,12 @@ PRINTABLE = bytes(32 + value % 95 for value in range(256))
 
 
 def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
-    """Random printable bytes as token ids 32..126; the same for the same request of the same
-    run.
-    """
+    """Printable bytes as token ids 32..126, random by seed and number of the request."""
     return list(Random(f"{seed}/{number}/prompt").randbytes(tokens).translate(PRINTABLE))
 
 
 def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
-    """max_tokens: the same for all requests, so that it does not reveal the length of an answer,
-    but within the context.
-    """
+    """max_tokens: within the context, and alike for all: it does not tell an answer's length."""
     return max(1, min(-(-longest_output // 1024) * 1024, context_tokens - prompt_tokens))
 
 

@@ -25,9 +25,7 @@ class Sessions(Struct, frozen=True, kw_only=True):
 
 
 def sessions(requests: Sequence[PlannedRequest], violated: NDArray[np.bool_]) -> Sessions | None:
-    """The sessions of these requests, given [requests] which of them were violated; None if no
-    request follows another.
-    """
+    """The sessions, given which requests were violated; None if no request follows another."""
     if not has_rounds(requests):
         return None
     first = np.arange(len(requests))  # [requests] the one that its session began with

@@ -11,9 +11,7 @@ from shared.schemas import Delta, Verdict
 
 @dataclass(slots=True)
 class Streamed:
-    """An answer, with times by this process's clock. `attached`: the id was used before, so these
-    times are those of a replay.
-    """
+    """An answer, timed by our clock. `attached`: the id was used before; it is a replay."""
 
     began_s: float
     verdict: Verdict
@@ -62,9 +60,7 @@ class Streamed:
 
 
 async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) -> Streamed:
-    """Show the text as it arrives. Cancelling this call cancels the request. Raises SlacklineError
-    if the stream breaks.
-    """
+    """Show the text as it arrives. Cancelled, it cancels the request. Raises SlacklineError."""
     texts, tokens, first_s, first_tokens, last_s = list[str](), list[int](), None, 0, 0.0
     try:
         async for event in handle:
@@ -95,7 +91,5 @@ async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) ->
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which a model may emit and a terminal would obey. Line
-    ends and tabs stay.
-    """
+    """The text without control characters, which terminals obey, but line ends and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)

@@ -50,9 +50,7 @@ class Trace:
         return self.rows[-1].arrival_s or 0.0
 
     def within(self, context_tokens: int) -> "Trace":
-        """The trace without the requests that `context_tokens` cannot hold. Raises ConfigError if
-        none is left.
-        """
+        """The trace without what the context cannot hold. Raises ConfigError if none is left."""
         rows = [row for row in self.rows if row.prompt_tokens + row.output_tokens <= context_tokens]
         if not rows:
             raise ConfigError(

@@ -21,9 +21,7 @@ REDRAWS = 1000  # of a pair that does not fit a context; the built-in workloads 
 
 
 class Lengths(NamedTuple):
-    """The lengths of a request. `then`: the later rounds of its session, each sent `pause_s` after
-    the end of the one before it.
-    """
+    """A request's lengths. `then`: its session's later rounds, each `pause_s` after the last."""
 
     prompt_tokens: int
     output_tokens: int
@@ -35,9 +33,7 @@ class Lengths(NamedTuple):
 
 
 class LengthSource(Protocol):
-    """A source of lengths. `draw` gives those of request `index`; `rank` is its tier's place in the
-    set, tightest first.
-    """
+    """A source of lengths. `index`: of the request; `rank`: its tier's place, tightest first."""
 
     def draw(self, index: int, rank: int, rng: Random) -> Lengths: ...
 
@@ -135,9 +131,7 @@ class Shorter:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Prompt and output lengths of one application. `rank_correlation` is Spearman's, by a Gaussian
-    copula; 0: independent.
-    """
+    """Lengths of one application. `rank_correlation`: Spearman's, by a Gaussian copula."""
 
     application: str
     prompt: Law
@@ -145,9 +139,7 @@ class Shape:
     rank_correlation: float = 0.0
 
     def pair(self, rng: Random, context_tokens: int) -> Lengths:
-        """Draw a pair, again while the context cannot hold both. Raises ConfigError if nothing
-        ever fits.
-        """
+        """Draw a pair that the context can hold. Raises ConfigError if nothing ever fits."""
         for _ in range(REDRAWS):
             u, v = rng.random(), rng.random()
             if self.rank_correlation:
@@ -173,9 +165,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Prompt, thinking and response, independent of each other; the output is both of the
-    latter.
-    """
+    """Prompt, thinking and response, independent; the output is both of the latter."""
 
     application: str
     prompt: Law
@@ -214,9 +204,7 @@ class Rounds:
 
 
 def coupled(u: float, v: float, rank_correlation: float) -> float:
-    """A uniform value like `v`, but with this rank correlation to `u`. `u` and `v` are independent
-    and uniform on [0, 1).
-    """
+    """A uniform value like `v` with this rank correlation to `u`; both are uniform on [0, 1)."""
     # the correlation of the two normal values whose ranks have that correlation
     r = 2 * math.sin(math.pi / 6 * rank_correlation)
     z = r * NORMAL.inv_cdf(_inside(u)) + math.sqrt(1 - r * r) * NORMAL.inv_cdf(_inside(v))
@@ -376,9 +364,7 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A named workload within a context. Pairs that do not fit are drawn again, which moves the
-    percentiles down a little.
-    """
+    """A workload within a context: pairs that do not fit are drawn again."""
 
     shapes: Sequence[Shape | Thinking | Rounds]
     context_tokens: int
@@ -389,9 +375,7 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a trace: drawn at random, or (`in_order`, for recorded arrivals) row `index` for
-    request `index`.
-    """
+    """The rows of a trace: random, or `in_order`, for recorded arrivals."""
 
     trace: Trace
     in_order: bool

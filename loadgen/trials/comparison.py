@@ -1,6 +1,4 @@
-"""Several policies on identical arrivals, at one rate or more, each rate with the limit that no
-scheduler can beat.
-"""
+"""Several policies on identical arrivals, at one rate or more, each beside its bound."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,9 +67,7 @@ class Contestant(NamedTuple):
 
 
 def parse_policies(text: str) -> list[Contestant]:
-    """Parse `NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other
-    settings. Raises ConfigError.
-    """
+    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`; names may repeat. Raises ConfigError."""
     found: list[Contestant] = []
     for word in text.split(","):
         policy, colon, pairs = word.strip().partition(":")
@@ -139,9 +135,7 @@ def _line(offered: Offered, name: str, found: Bound | Figures) -> str:
 
 
 def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> Served:
-    """Run one trial, in a process of its own or in this one. Only the figures and latencies of the
-    run are kept.
-    """
+    """Run one trial, in any process. Only figures and latencies are kept."""
     result = trial.serve(requests)
     figures = figures_of(trial, requests, result)
     if not latencies:

@@ -18,9 +18,7 @@ BOUND = "bound without drafts: at least"
 
 
 def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
-    """The table of these rounds. Percentages are of requests violated; the least of a rate is
-    bold.
-    """
+    """The table of these rounds: percentages of requests violated, a rate's least in bold."""
     out = Table(title="Requests whose SLO was violated", title_justify="left", box=SIMPLE_HEAD)
     out.add_column("policy", overflow="fold", min_width=len(BOUND))
     out.add_column("all", justify="right", no_wrap=True)

@@ -59,9 +59,7 @@ def runs_of(one: Round) -> list[Run]:
 
 
 def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterator[Path]:
-    """Write the plots of a comparison as SVG, and yield each file as it is written. Raises
-    ConfigError if one cannot be written.
-    """
+    """Write the plots (SVG), and yield each file. Raises ConfigError if one cannot be written."""
     comparisons = [one.comparison for one in rounds]
     for one in rounds:
         found, runs = one.comparison, runs_of(one)

@@ -42,9 +42,7 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class Violations(Struct, frozen=True, kw_only=True):
-    """Requests whose SLO was not met, each under the first bound it broke; `tbt` is the pace as the
-    definition judges it.
-    """
+    """Requests whose SLO was missed, by the first bound broken; `tbt`: as the definition judges."""
 
     unfinished: int
     ttft: int
@@ -121,9 +119,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 def figures_of(
     trial: Trial, requests: Sequence[PlannedRequest], result: SimulationResult
 ) -> Figures:
-    """The figures of a run of this trial. Rates are over `duration_s`, the length of the offered
-    load.
-    """
+    """The figures of a run. Rates are over `duration_s`, the length of the offered load."""
     by, verdicts = trial.deployment, result.verdicts
     broke = np.array([Missed.END if v is None else v.missed for v in verdicts])
     met, offered = broke == Missed.NOTHING, len(requests)

@@ -1,6 +1,4 @@
-"""The figures of a simulated run as a table: a row per tier, then the same requests by importance
-and by length.
-"""
+"""A simulated run's figures as a table: by tier, then by importance and by length."""
 
 from collections.abc import Mapping
 

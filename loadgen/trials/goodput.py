@@ -22,9 +22,7 @@ DIGITS = 4  # of a rate that is tried
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """One rate tried. `stopped`: the run ended early, once too many requests were violated; the
-    fraction is then a lower bound.
-    """
+    """One rate tried. `stopped`: it ended early, so the fraction is a lower bound."""
 
     rate_rps: float
     offered: int

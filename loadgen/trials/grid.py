@@ -86,9 +86,7 @@ def combinations(grid: Grid) -> list[dict[str, str]]:
 
 
 def best_first(found: Sequence[Carried | AtRate]) -> list[Carried | AtRate]:
-    """The configurations, those with the most capacity or the fewest violations first; equal ones
-    in the order of the grid.
-    """
+    """The configurations, most capacity or fewest violations first, else as in the grid."""
     return sorted(
         found,
         key=lambda one: (

@@ -44,9 +44,7 @@ def write_html(
     tiers: TierSet,
     foot: Sequence[str],
 ) -> None:
-    """Write the report. `runs`: at one rate, or at several. Raises ConfigError if it cannot be
-    written.
-    """
+    """Write the report of runs at one rate or several. Raises ConfigError if it cannot."""
     shown = [name for name in tiers.tiers if any(name in run.met for run in runs)]
     parts = [f"<section>{html_table(table)}</section>" for table in tables]
     if shown:

@@ -150,9 +150,7 @@ def plane(one: Round, tiers: TierSet) -> Figure:
 
 
 def _dots(points: Any, colour: str, label: str) -> PathPatch:
-    """A dot for each of [points, 2]: a very short stroke with round ends, which takes less of a
-    file than a marker.
-    """
+    """A dot for each of [points, 2]: a very short round stroke is smaller than a marker."""
     outline = Outline(
         np.stack((points, 1.001 * points), axis=1).reshape(-1, 2),
         np.tile((Outline.MOVETO, Outline.LINETO), len(points)),
@@ -170,9 +168,7 @@ def _dots(points: Any, colour: str, label: str) -> PathPatch:
 
 
 def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
-    """[qoserve] Figure 11: violations of all requests with the bound, of each tier, of short and of
-    long prompts.
-    """
+    """[qoserve] Figure 11: violations of all with the bound, by tier, of short and long prompts."""
     panels = ["all", *_shown(found, tiers), "short", "long"]
     figure, every = new_figure(
         -(-len(panels) // 3),
@@ -303,9 +299,7 @@ def bound_line(axes: Axes, bound_s: float | None) -> None:
 
 
 def plain(axis: Axis) -> None:
-    """Set ticks at 0.1, 0.2, 0.5, 1 rather than at powers of ten, as many as there is room for.
-    Call it after all is drawn.
-    """
+    """Ticks at 0.1, 0.2, 0.5, 1, as many as have room. Call it after all is drawn."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < ROOMY * low else (1,), numticks=12))
     axis.set_major_formatter("{x:g}")
@@ -315,9 +309,7 @@ def plain(axis: Axis) -> None:
 def _finish(
     axes: Axes, found: Sequence[Comparison], unit: str, curves: Mapping[str, Sequence[float]]
 ) -> None:
-    """Name the axes, and put each name at the right end of its line, moved up where two would
-    overlap.
-    """
+    """Name the axes, and each line at its right end, moved up where names would overlap."""
     rates = [one.rate_rps for one in found]
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xlabel("requests/s")

@@ -102,9 +102,7 @@ def fit_form(form: str, timings: Sequence[Timed], source: str) -> tuple[Form, Fi
 
 
 def sola_polynomial(timings: Sequence[Timed]) -> SolaPolynomial:
-    """Source: [sola] Eq. 3, 4; deviation: no coefficient is below 0, and relative errors are
-    minimised.
-    """
+    """Source: [sola] Eq. 3, 4; deviation: coefficients >= 0, relative errors minimised."""
     rows = np.array([timed.shape for timed in timings], dtype=np.float64)
     tokens, prefills, square, cross, decodes, context = (rows[:, n] for n in (0, 1, 2, 3, 5, 6))
     design = np.column_stack([cross, square, tokens, prefills > 0, decodes, context, decodes > 0])

@@ -170,10 +170,7 @@ def read_demand(args: argparse.Namespace) -> Demand:
 
 
 def read_fitting(path: Path, context_tokens: int) -> tuple[Trace, list[str]]:
-    """The requests of a trace that the context can hold, and a note where some are left out.
-
-    Raises ConfigError.
-    """
+    """A trace's requests that the context holds, and a note of the others. Raises ConfigError."""
     whole = read_trace(path)
     trace = whole.within(context_tokens)
     left_out = len(whole.rows) - len(trace.rows)

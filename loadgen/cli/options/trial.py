@@ -114,10 +114,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
-    """The trial and the plan of these arguments. Prints the notes of the plan.
-
-    Raises ConfigError.
-    """
+    """The trial and the plan of these arguments; prints its notes. Raises ConfigError."""
     if args.check < 0:
         raise ConfigError("--check must be 0 or more")
     demand = read_demand(args)
@@ -140,10 +137,7 @@ def make_trial(
     settings: Mapping[str, str],
     rate_rps: float | None,
 ) -> Trial:
-    """The trial of these arguments.
-
-    Raises ConfigError for an unknown policy, setting or profile, and for numbers out of range.
-    """
+    """The trial. Raises ConfigError for an unknown policy, setting or profile, or number."""
     if args.replicas < 1:
         raise ConfigError("--replicas must be 1 or more")
     if args.wait is not None and not 0 <= args.wait < math.inf:

@@ -47,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads lines from the terminal or a pipe.
-
-    Answers go to standard output, notes about them to standard error.
-    """
+    """Reads lines from a terminal or a pipe. Answers go to stdout, notes to stderr."""
     check_id("--tier", args.tier)
     sampling = sampling_of(args)
     with suppress(ImportError):
@@ -85,10 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation.
-
-    Each answer has its own connection, so that none is kept open while the user thinks.
-    """
+    """A conversation. Each answer has its own connection: the user may think for long."""
 
     def __init__(self, access: Access, tier: str, system: str, sampling: Sampling) -> None:
         self.tier = tier
@@ -100,10 +94,7 @@ class Chat:
         self._session = new_request_id()
 
     def say(self, text: str) -> bool:
-        """Asks, shows the answer and adds both to the conversation.
-
-        Returns False, and adds nothing, if the answer did not end well.
-        """
+        """Asks, shows the answer and keeps both. False, and nothing kept, if it ended badly."""
         try:
             answer = asyncio.run(self._ask(text, _show))
         except KeyboardInterrupt:

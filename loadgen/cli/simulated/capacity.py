@@ -67,10 +67,7 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class CapacityReport(Setup, frozen=True, kw_only=True):
-    """The output of `slackline capacity --json`.
-
-    `capacity_rps` is 0 if even the lowest rate failed.
-    """
+    """The output of `slackline capacity --json`. `capacity_rps` 0: even the lowest rate failed."""
 
     capacity_rps: float
     violations: float

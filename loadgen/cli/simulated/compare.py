@@ -151,10 +151,7 @@ def _policies(args: argparse.Namespace) -> int:
 
 
 def parse_rates(args: argparse.Namespace) -> list[float | None]:
-    """The rates in ascending order; None: the rate of the trace.
-
-    Raises ConfigError unless the rates are above 0 and differ.
-    """
+    """The rates, ascending; None: the trace's. Raises ConfigError unless above 0 and different."""
     if args.rates is None:
         return [args.rate]
     if args.rate is not None:
@@ -173,9 +170,7 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
 def _json_report(
     args: argparse.Namespace, demand: Demand, comparisons: list[Comparison]
 ) -> dict[str, Any]:
-    """The output of `--json`: the setup that all runs share, then the results, with --rates in the
-    order of the rates.
-    """
+    """The output of `--json`: the setup of all runs, then the results, by --rates."""
     setup = {
         "command": "compare",
         "seed": args.seed,

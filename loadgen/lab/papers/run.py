@@ -69,9 +69,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The name of the run whatever the version of its policy. Numbers count by value: 4 and
-        4.0 are one rate.
-        """
+        """The name of the run, whatever its policy's version. 4 and 4.0 are one rate."""
         same = msgspec.convert(msgspec.to_builtins(self), Run)
         return hashlib.sha256(msgspec.json.encode(same, order="sorted")).hexdigest()[:24]
 
@@ -90,10 +88,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
 
 def violated_fraction(figures: Figures) -> float:
-    """The violated fraction of what a paper's capacity counts.
-
-    That is requests, or sessions where sessions have rounds.
-    """
+    """The violated fraction of what a paper's capacity counts: requests, or whole sessions."""
     by_session = figures.by_session
     return figures.violated_fraction if by_session is None else by_session.violated_fraction
 

@@ -1,6 +1,4 @@
-"""The tables of docs/laboratory.md. A row is an experiment: what it measures, and what the paper
-printed.
-"""
+"""The tables of docs/laboratory.md: a row is an experiment and what the paper printed."""
 
 import re
 from collections.abc import Collection, Sequence

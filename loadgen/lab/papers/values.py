@@ -115,9 +115,7 @@ def met_worth(run: Run, seeds: Sequence[int] = ()) -> Value:
 def capacity(
     run: Run, *, violations: float = VIOLATIONS, precision: float = 0.03, step: float = 2.0
 ) -> Value:
-    """The highest rate at which this run violates at most so many, within `precision`. It has the
-    rate that is tried first.
-    """
+    """The highest rate that violates at most so many, within `precision`; the run's is first."""
     search = Search(run=run, violations=violations, precision=precision, step=step)
 
     def value(results: Results) -> Found | None:
