@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 from shared.perf.additive import AdditiveProfile
-from shared.perf.five_coefficients import AscendraProfile
 from shared.perf.iteration_time import Profile
 from shared.perf.stratified import StratifiedProfile
 
@@ -67,36 +66,4 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                     profile.beyond_s,
                 ),
             )
-        case AscendraProfile():
-            return _ascendra(profile)
     raise AssertionError(f"{profile.name}: a form without strata")
-
-
-def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
-    """The larger of two times is at least each of them: that of memory up to the size at which the
-    weights take as long as the tokens, then that of compute.
-    """
-
-    def side(above: int, up_to: float, memory: float, compute: float) -> Stratum:
-        kv_s, pair_s = memory * profile.kv_token_s, compute * profile.pair_s
-        token_s = compute * profile.token_s
-        base_s = profile.base_s + memory * profile.weights_s
-        return Stratum(
-            above,
-            up_to,
-            base_s,
-            0.0,
-            token_s + kv_s,
-            pair_s / 2,
-            pair_s,
-            kv_s,
-            token_s,
-            kv_s + pair_s,
-        )
-
-    reads = side(0, math.inf, profile.both + profile.memory, profile.compute)
-    sums = side(0, math.inf, profile.memory, profile.both + profile.compute)
-    meet = int(profile.weights_s / profile.token_s) if profile.token_s > 0 else 0
-    if meet < 1:
-        return (sums,) if profile.token_s > 0 else (reads,)
-    return (reads._replace(up_to=meet), sums._replace(above=meet))

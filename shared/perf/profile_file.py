@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, DraftCost
-from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import (
     PiecewiseTokens,
     SlosServeRoofline,
@@ -23,9 +22,7 @@ FOLDER = Path(__file__).parent / "profiles"
 
 Fraction = Annotated[float, Meta(ge=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-Form = (
-    StratifiedLinear | TokenTable | PiecewiseTokens | SlosServeRoofline | SolaPolynomial | Ascendra
-)
+Form = StratifiedLinear | TokenTable | PiecewiseTokens | SlosServeRoofline | SolaPolynomial
 
 
 class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -33,7 +33,6 @@ from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.measure import CLOSE_S
 from shared.perf import profile_file as store
-from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import SolaPolynomial
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
@@ -60,16 +59,10 @@ LONGEST = 2048
 
 def forms() -> dict[str, Profile]:
     """Every shipped profile, and the forms that none of them has."""
-    ascendra = Ascendra(
-        c1=0.1, c2=0.8, c3=0.05, c4=0.05, c5=0.001, hbm=2e12, peak_flops=2e14,
-        weight_bytes=1.6e10, kv_bytes_per_token=131072.0,
-        params=8e9, layers=32, q_heads=32, head_width=128,
-    )  # fmt: skip
     # Prompts cost next to nothing, and the base dominates iterations, so that their number matters.
     flat = SolaPolynomial(a0=1e-13, b0=1e-13, c0=1e-9, d0=0.0, a1=5e-4, b1=1e-12, c1=0.0)
     sola = SolaPolynomial(a0=1e-9, b0=2e-9, c0=8e-5, d0=4e-3, a1=2e-5, b1=1e-7, c1=1e-2)
     return {name: store.load(name) for name in store.names()} | {
-        "ascendra": ascendra.profile("ascendra", 0.0),
         "sola": sola.profile("sola", 5e-4),
         "flat": flat.profile("flat", 1e-2),
     }

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from shared.errors import ConfigError
-from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import (
     Attention,
     PiecewiseTokens,
@@ -66,21 +65,6 @@ TABLE = TokenTable(
     table_seconds=(0.009, 0.0102, 0.0098, 0.034, 0.27),
     attention=ATTENTION,
 )
-ASCENDRA = Ascendra(
-    c1=0.01,
-    c2=0.45,
-    c3=0.8,
-    c4=1.13,
-    c5=0.0013,
-    hbm=2.039e12,
-    peak_flops=3.12e14,
-    weight_bytes=1.5e10,
-    kv_bytes_per_token=131072,
-    params=6.98e9,
-    layers=32,
-    q_heads=32,
-    head_width=128,
-)
 
 
 def stratum(up_to_tokens: int | None, *coefficients: float) -> Stratum:
@@ -106,7 +90,6 @@ FORMS: tuple[Form, ...] = (
     SOLA,
     PIECEWISE,
     TABLE,
-    ASCENDRA,
     DECODE_DEAR,
     PREFILL_DEAR,
 )
@@ -214,7 +197,7 @@ def test_a_further_chunk_or_decode_never_takes_less_time(
     )
 
 
-EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SOLA, ASCENDRA)]
+EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SOLA)]
 
 
 @given(shape=shapes())
@@ -231,19 +214,7 @@ def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
     )
     decode_s = 4.6e-5 * shape.decodes + 8e-8 * shape.decode_context + 0.0102
     sola_s = prefill_s * (shape.prefills > 0) + decode_s * (shape.decodes > 0)
-    bytes_s = (
-        1.5e10 + 131072 * (shape.decode_context + shape.prefill_has + shape.prefill_tokens)
-    ) / 2.039e12
-    pairs = shape.prefill_cross + shape.prefill_sq / 2 + shape.decode_context
-    flops_s = (2 * 6.98e9 * tokens + 4 * 32 * 32 * 128 * pairs) / 3.12e14
-    ascendra_s = (
-        0.01 * (bytes_s + flops_s)
-        + 0.45 * max(bytes_s, flops_s)
-        + 0.8 * bytes_s
-        + 1.13 * flops_s
-        + 0.0013
-    )
-    for profile, expected_s in zip(EXACT, (roofline_s, sola_s, ascendra_s), strict=True):
+    for profile, expected_s in zip(EXACT, (roofline_s, sola_s), strict=True):
         assert profile.batch_s(shape) == pytest.approx(expected_s + OVERHEAD_S, rel=1e-9)
 
 
