@@ -108,13 +108,9 @@ class Objects:
             mtime=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             metadata=dict(metadata),
         )
-        await self.index(info, ttl_s=ttl_s)
+        await self._write(self._index + name, info, ttl_s)
         await self._write(self._entry(name), info, ttl_s)
         return info
-
-    async def index(self, info: ObjectInfo, *, ttl_s: float | None = None) -> None:
-        """Let `named` find an object."""
-        await self._write(self._index + info.name, info, ttl_s)
 
     async def unindex(self, name: str) -> None:
         await self._stream.purge(self._index + name)

@@ -232,7 +232,6 @@ class Client:
         request: GenerateRequest,
         tier: str,
         *,
-        derived: bool = False,
         persistent: bool = False,
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
@@ -241,7 +240,6 @@ class Client:
         id while the outcome is unknown.
 
         An id that is known already attaches: the handle gives its events from the first token.
-        `derived` listens on the subject made from the id rather than on this client's inbox.
         `persistent`: the same id is submitted again until it has an answer, perhaps by another
         process, so nothing that may be stored is cancelled. A
         `sink` receives events as they come, in the callback that received them (it must be quick
@@ -251,21 +249,15 @@ class Client:
         """
         request = self._of_tenant(request)
         key = subjects.request_key(request.tenant, request.request_id)
-        own = (
-            subjects.stream(key)
-            if derived
-            else f"{self._root(request.tenant)}.{next(self._numbers)}"
-        )
-        handle = Handle(self, replace(request, inbox=None if derived else own), tier, sink)
+        own = f"{self._root(request.tenant)}.{next(self._numbers)}"
+        handle = Handle(self, replace(request, inbox=own), tier, sink)
         handle.alive_unix_s, handle.silence_s = self._clock.unix_s(), self._patience.silence_s
         self._handles[handle] = None
         if (withdrawing := self._withdrawing.pop(key, None)) is not None:
             withdrawing.cancel()  # its copies are wanted again
         self._route(own, handle)
         try:
-            if derived:
-                handle.subscription = await self.bus.subscribe(own, StreamEvent, self._hear)
-            handle.received = await self._store(handle, headers, known=derived or persistent)
+            handle.received = await self._store(handle, headers, known=persistent)
             if handle.over:  # its events came before the answer
                 return handle
             stream = handle.received.stream_subject

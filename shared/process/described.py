@@ -69,22 +69,16 @@ class _Fitting:
         raise _NotKnown
 
 
-def describe(
-    section: str,
-    kind: type[C],
-    checks: Sequence[Callable[[C], object]],
-    environ: Mapping[str, str] | None = None,
-) -> Described:
+def describe(section: str, kind: type[C], checks: Sequence[Callable[[C], object]]) -> Described:
     """The settings of a section. Each check raises ConfigError for a configuration that the service
     would refuse when it starts; one that reads a value that is wrong itself is left out.
     """
-    env = os.environ if environ is None else environ
     kinds: tuple[type[Struct], ...] = (kind,) if section == "gateway" else (kind, Watched)
-    found, fault = settings_of(kind, section, env)
+    found, fault = settings_of(kind, section, os.environ)
     wrong = {setting.name for setting in found if setting.error}
     faults = [fault] if fault and not wrong else []
     with contextlib.suppress(ConfigError):  # a file that cannot be read is told by `fault`
-        cfg: Any = _Fitting(kind, section, env, wrong) if fault else load(kind, section, env)
+        cfg: Any = _Fitting(kind, section, os.environ, wrong) if fault else load(kind, section)
         for check in checks:
             try:
                 check(cfg)

@@ -3,7 +3,7 @@ is there. A file has its tenant in its name: nobody reads another's.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
 from msgspec import Struct
@@ -104,18 +104,6 @@ class FileStore:
         """The tenant's files, the newest first."""
         found = await self.objects.named(f"{tenant}.")
         return sorted(map(_shown, found), key=lambda f: (f.created_at, f.id), reverse=True)
-
-    async def reindex(self, whole: Sequence[ObjectInfo]) -> set[str]:
-        """Let `of_tenant` find each of the whole files, which an earlier release may have stored.
-        Returns the names that it finds without a file. Raises BusError, PeerError.
-        """
-        found = {info.name for info in await self.objects.named()}
-        now = time.time()
-        for info in whole:
-            left_s = int(info.metadata.get("expires_at", "0")) - now
-            if info.name not in found and left_s > 1:
-                await self.objects.index(info, ttl_s=left_s)
-        return found - {info.name for info in whole}
 
     async def content(self, info: ObjectInfo) -> AsyncIterator[bytes]:
         """The content, chunk by chunk."""

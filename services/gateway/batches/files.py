@@ -34,9 +34,9 @@ class ExpiresAfter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     anchor: str
     seconds: int
 
-    def keep_s(self, param: str, anchors: tuple[str, ...] = ("created_at",)) -> int:
+    def keep_s(self, param: str) -> int:
         """Raises PeerError for what OpenAI does not allow either."""
-        if self.anchor not in anchors:
+        if self.anchor != "created_at":
             raise PeerError(f"{param}.anchor must be created_at", param=f"{param}.anchor")
         if not HOUR_S <= self.seconds <= MONTH_S:
             raise PeerError(

@@ -116,7 +116,7 @@ class BatchRunner:
 
     async def _tidy(self, found: list[BatchRecord]) -> None:
         """Delete chunks without a file: uploads that broke off, and the last chunks of batches
-        whose holder changed in their last moment. Mend the index of files.
+        whose holder changed in their last moment. Delete names of the index without a file.
         """
         now = self._clock.unix_s()
         if now - self._tidied_unix_s < TIDY_S:
@@ -126,7 +126,8 @@ class BatchRunner:
         stored = set(await self._files.objects.stored_chunks())
         try:
             whole = await self._files.objects.all()
-            nameless = await self._files.reindex(whole)
+            named = {info.name for info in await self._files.objects.named()}
+            nameless = named - {info.name for info in whole}
             for name in nameless & self._nameless:
                 await self._files.objects.unindex(name)
         except PeerError as error:

@@ -58,9 +58,7 @@ def test_on_a_bad_network_every_request_gives_exactly_its_tokens(seed: int) -> N
         await server.start()
         async with Client(net.connect("client"), VirtualClock(virtual_loop())) as client:
             handles = [
-                await client.submit(
-                    GenerateRequest(request_id=f"r{i}", prompt="x"), "chat", derived=i % 2 == 0
-                )
+                await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat")
                 for i in range(4)
             ]
             for reader in await asyncio.gather(*(read(handle, LOG) for handle in handles)):
