@@ -1,7 +1,5 @@
-"""The names of abilities that an engine may lack: engines announce those they have, and a request
-needs some.
-
-Abilities of every engine (temperature, top_p, top_k, stop strings ...) have no name here.
+"""Names of what not every engine can do: engines announce what they can, and requests need some.
+What all can do has no name.
 """
 
 from collections.abc import Collection

@@ -12,9 +12,8 @@ CLOSE_S = 1e-9
 
 
 class TpotWindows(Struct, frozen=True, array_like=True):
-    """The means over each ten tokens of a stage, the worst counting (definition `max-tpot-10`).
-
-    The windows of the response begin at the last thinking token, if there is one.
+    """The means over each ten tokens of a stage, the worst counting (`max-tpot-10`). A response's
+    begin at the last thinking token.
     """
 
     recent_unix_s: tuple[float, ...] = ()  # the last tokens of the present stage: a window's ends

@@ -284,10 +284,8 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
-    """New tokens of one request. `offset` counts the tokens before them, `text_offset` the
-    characters.
-
-    A reader drops what it has already, and attaches when it finds a gap.
+    """New tokens of a request. `offset`: the tokens before, `text_offset` the characters. Readers
+    drop what they have, and attach at a gap.
     """
 
     attempt: Count
@@ -617,10 +615,8 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
-    """The plan of one iteration of one replica. Entries are caps, in order; `seq` has no holes
-    within an epoch.
-
-    Releases, preemptions and class changes take effect first; then the entries run.
+    """The plan of one iteration. Entries are caps, in order; `seq` has no holes within an epoch.
+    Releases, preemptions and class changes take effect first.
     """
 
     replica: ReplicaId

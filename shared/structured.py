@@ -1,7 +1,5 @@
-"""The formats of structured output, enforced token by token: one struct for each, so a request has
-at most one.
-
-Only the engine can tell whether its compiler accepts a schema, an expression or a grammar.
+"""Structured output, enforced token by token: one struct a format. Only the engine's compiler knows
+whether it takes one.
 """
 
 from typing import Annotated

@@ -14,9 +14,8 @@ def text_of(path: str | Path) -> str:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turns whatever a reader raises for a file or a value into a ConfigError that begins with
-    `what`: one that is not there, no UTF-8, no TOML or JSON, too deep, too large, a number with too
-    many digits.
+    """Turns whatever a reader raises (no file, no UTF-8, no TOML or JSON, too deep, too large) into
+    a ConfigError that begins with `what`.
     """
     try:
         yield

@@ -54,9 +54,8 @@ class Deletions:
         self._open[record.key] = record
 
     async def end(self, listing: Listing) -> bool:
-        """End the requests that have no record any more. False: one of them could not be ended yet.
-
-        After a long silence nothing is concluded: ended records have expired meanwhile.
+        """End the requests that have no record any more. False: one could not be ended yet. After a
+        long silence nothing is concluded: ended records have expired.
         """
         now = self._clock.unix_s()
         silent_s, self._listed_unix_s = now - self._listed_unix_s, now

@@ -181,9 +181,8 @@ class Gateway:
         return Response('{"status":"ok"}', media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
-        """200 while some replica that takes requests was heard of within `fresh_s`, some admission
-        lets requests in (so the store takes writes), the clocks of the hosts agree, and the
-        gateway is not stopping.
+        """200 while, within `fresh_s`, a replica that takes requests was heard of and an admission
+        lets them in, the hosts' clocks agree, and the gateway is not stopping.
         """
         reason = ""
         if self.http_requests.draining:

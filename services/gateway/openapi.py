@@ -1,6 +1,4 @@
-"""The OpenAPI document of the gateway, GET /openapi.json: made from the structs that bodies are
-read into and answers are written from, so that it says what they say.
-"""
+"""GET /openapi.json, made from the structs that are read and written, so it says what they say."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -103,10 +103,8 @@ async def serve(
     tracing: Tracing,
     gen_ai: GenAi | None = None,
 ) -> None:
-    """Serves until `stop`. Then it accepts no new connections and gives running streams drain_s to
-    finish. A stream that is cut may be attached to again.
-
-    Raises ConfigError at the start, and the failure of the bus.
+    """Serves until `stop`; then running streams have drain_s to finish, and may be attached to
+    again. Raises ConfigError at the start, and the bus's failure.
     """
     clock, registry = Clock(), Registry()
     written, cfg = cfg, within_open_files(cfg)

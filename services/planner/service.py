@@ -113,9 +113,7 @@ class Planner:
             await asyncio.sleep(LOOK_S)
 
     def _planner_of(self, lease: Lease, announce: Announce) -> ReplicaPlanner | None:
-        """A replica planner; None where this process cannot plan for what the worker announced. Its
-        lease then runs out by itself, and another planner may be able to.
-        """
+        """None: this process cannot plan for that worker. The lease runs out, for another planner."""
         try:
             return ReplicaPlanner(
                 self._cfg,

@@ -1,6 +1,4 @@
-"""Relegation: places the requests of the best-effort pool. One instance acts, by lease; the others
-stand by. The queue is the set of relegated records.
-"""
+"""Relegation places the best-effort pool, which is the relegated records. One acts, by lease."""
 
 import asyncio
 from contextlib import suppress

@@ -1,7 +1,5 @@
-"""The seam between a worker and the engine that runs the model: load, execute, release, snapshot.
-
-Calls never overlap. A real engine has a process to itself; a simulated one has a thread beside the
-event loop.
+"""The seam between a worker and its engine: load, execute, release, snapshot, one at a time. A real
+engine has a process to itself; a simulated one has a thread beside the event loop.
 """
 
 from collections.abc import Sequence
@@ -52,10 +50,8 @@ class Likely(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of one entry; parallel to the work. `computed` KV positions were filled and kept;
-    `cached` of them cost nothing.
-
-    `failed`: why the engine cannot do what this request asks for; other requests go on.
+    """The result of an entry, parallel to the work: `computed` KV positions filled and kept,
+    `cached` of them at no cost. `failed`: why this request alone cannot go on.
     """
 
     computed: int

@@ -101,11 +101,8 @@ class EngineProcess:
 
 
 class Watchdog:
-    """Ends an engine that does not answer: an endless computation is told from a slow one by time
-    alone.
-
-    It counts beats of the worker's own event loop, so that time in which the worker, too, was
-    stopped is no silence.
+    """Ends an engine that does not answer: only time tells an endless computation from a slow one.
+    Counts the event loop's own beats: a worker that was stopped, too, heard no silence.
     """
 
     def __init__(self, silent_s: float, kill: Callable[[], None]) -> None:

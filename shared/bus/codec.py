@@ -31,9 +31,8 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
-    """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never
-    goes to a client. Raises Unsendable for a client's integer over 64 bits, and for what it nested
-    too deeply.
+    """A message's bytes. JSON has no infinity: what may hold one (an Offer) never goes to a client.
+    Raises Unsendable for integers over 64 bits, and too deep a nesting.
     """
     try:
         return _json.encode(msg) if json else _msgpack.encode(msg)

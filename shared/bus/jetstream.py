@@ -247,9 +247,8 @@ class StreamKeyValue:
 
 
 class StreamLeases(StreamKeyValue):
-    """The bucket of leases, whose stream keeps one message per key. All are gone after seconds, so
-    one that comes back does no harm. A holder may write its own lease alone, so it must neither
-    purge nor roll up.
+    """The leases: one message a key, all gone after seconds, so one that comes back does no harm. A
+    holder may neither purge nor roll up.
     """
 
     async def delete(self, key: str) -> None:

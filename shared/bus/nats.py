@@ -275,9 +275,8 @@ class NatsBus:
         await provision.check_streams(self._client, self._user, self._store_timeout_s)
 
     async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> list[str]:
-        """Make the buckets, and the log of each of these replicas, with so many copies, where they
-        are not there. Returns what was broken, in words. Only the operator may. Raises ConfigError,
-        BusTimeout.
+        """Make what is missing of the buckets and these replicas' logs, with so many copies.
+        Returns what was broken, in words. The operator only. Raises ConfigError, BusTimeout.
         """
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 

@@ -30,9 +30,7 @@ class OrderedClient(Client):
     """
 
     def log_in(self, creds: str) -> dict[str, Any]:
-        """The options of `connect` to log in with the seed in a file, or with its JWT and seed.
-        Raises ConfigError.
-
+        """The options of `connect` to log in with a seed, or a JWT and seed. Raises ConfigError.
         nats-py's own way needs two more packages (nkeys, PyNaCl).
         """
         from shared.bus.nkey import read_login  # a bus without a key needs no cryptography

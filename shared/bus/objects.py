@@ -129,9 +129,8 @@ class Objects:
         return await self._infos(f"{self._entries}>")
 
     async def named(self, prefix: str = "") -> list[ObjectInfo]:
-        """The objects whose names begin with whole parts, each with its dot. Nothing else is read.
-        One may be among them that was never completed, or is just being deleted. Raises
-        StoreDamaged.
+        """The objects whose names begin with these whole parts. One may be incomplete, or just
+        being deleted. Raises StoreDamaged.
         """
         return await self._infos(f"{self._index}{prefix}>")
 

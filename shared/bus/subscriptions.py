@@ -26,9 +26,8 @@ STOP_S = 5.0
 
 
 class Intake:
-    """A set of subscriptions. It also stands in for the client that nats.micro subscribes with, so
-    that those subscriptions have our limits and are drained: micro's own stop throws away messages
-    already received.
+    """A set of subscriptions, also in place of the client of nats.micro: so its subscriptions have
+    our limits, and are drained.
     """
 
     def __init__(
@@ -87,9 +86,7 @@ class Intake:
 
 
 def _from_the_store(msg: Msg) -> bool:
-    """Tells whether it is a stored message: JetStream sends these wherever its asker says, past the
-    asker's permissions. None belongs on a subject that a service listens to.
-    """
+    """True for a stored message: JetStream sends these anywhere, past its asker's permissions."""
     return "Nats-Stream" in (msg.headers or {})
 
 

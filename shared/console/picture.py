@@ -1,7 +1,5 @@
-"""The picture of a fleet: what `/console`, `slackline top` and `slackline status` show.
-
-Rows that come often or in hundreds are arrays in JSON, in the order of their fields. A number that
-is not known is null.
+"""The picture of a fleet, for `/console`, `slackline top` and `status`. Frequent rows are arrays in
+JSON. null: not known.
 """
 
 from msgspec import Struct

@@ -86,9 +86,8 @@ class _Known:
 
 
 class LoadView:
-    """The newest digest of each replica, and what this process has placed there since.
-
-    Digests given out carry in `at_unix_s` the local instant at which they were received.
+    """The newest digest of each replica, and what was placed there since. `at_unix_s` of those
+    given out is when they were received.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,8 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Room for `limit` things (or bytes) of several tenants. If n tenants come one after the other,
-    each when it is full, they hold together at most limit * (1 + 1/2 + ... + 1/n): ten tenants 2.9
-    limits.
+    """Room for `limit` things (or bytes) of several tenants. One after the other, each when it is
+    full, ten get at most 2.9 limits.
     """
 
     def __init__(self, limit: float) -> None:
@@ -53,9 +52,8 @@ class Shares:
 
 
 class Line(Generic[T]):
-    """Things that wait for their turn: `at_once` are at work, shared by their tenants. A tenant
-    that has none at work waits for nobody. Next comes the tenant that has least of its share, and
-    of it what came first.
+    """Things that wait: `at_once` are at work, shared by tenants. One with none at work waits for
+    nobody; next is who has least of its share.
     """
 
     def __init__(self, at_once: int) -> None:

@@ -35,10 +35,8 @@ def folder(name_or_path: str) -> Path:
 
 
 def draft_folder(name_or_path: str, model: str) -> Path | None:
-    """The folder of the draft model `name_or_path` beside `model`. Empty: the one that was trained
-    for it, if there is one; `none`: no draft.
-
-    Raises: ConfigError if there is no such model.
+    """The folder of the draft model beside `model`. Empty: the one trained for it, if any; `none`:
+    no draft. Raises ConfigError if it is not there.
     """
     if name_or_path == NO_DRAFT:
         return None

@@ -1,6 +1,5 @@
-"""Profiles that add separate terms for prefills and decodes to a curve over the batch's tokens.
-
-The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) all have this shape.
+"""Profiles that add terms for prefills and decodes to a curve over the batch's tokens: most forms
+of shared/perf/forms.py.
 """
 
 from dataclasses import dataclass

@@ -13,10 +13,8 @@ DRAFT = 0.05  # where nothing else is stated: a choice of ours
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model of the target with profile `of`.
-
-    step: the time of a draft step as a fraction of the target's for the same decodes.
-    read: the time of one more prompt token as a fraction of the target's.
+    """The draft model of target `of`. step: of a draft step over the target's pass for the same
+    decodes. read: of a prompt token over the target's.
     """
 
     of: Profile
@@ -28,10 +26,8 @@ class Draft:
         return self.step * self.of.batch_s(shape)
 
     def read_s(self, shape: BatchShape) -> float:
-        """Seconds of the first step. The prefill tokens of `shape` are what the draft's KV lacks.
-
-        The first position read, like the decodes, costs what a step costs; `read` counts from the
-        second on.
+        """Seconds of the first step. `shape`'s prefill tokens are what the draft's KV lacks: the
+        first costs what a step does; `read` counts from the second.
         """
         whole_s = self.of.batch_s(shape)
         if self.read == self.step or not shape.prefill_tokens:

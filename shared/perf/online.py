@@ -169,9 +169,8 @@ class Corrected:
 
     @property
     def residual(self) -> float:
-        """|measured - predicted| / measured, smoothed; 0 before the first observation. A metric.
-
-        The prediction counts without its margin: leaning up is intended, and no error.
+        """A metric: |measured - predicted| / measured, smoothed; 0 at first. Without the
+        prediction's margin, which is intended.
         """
         return 0.0 if self._residual is None else self._residual
 

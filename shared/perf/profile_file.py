@@ -64,10 +64,8 @@ def names() -> list[str]:
 
 
 def read(name_or_path: str) -> ProfileFile:
-    """A shipped profile by name, or any profile by path: a name with a slash or ending in .json is
-    a path.
-
-    Raises: ConfigError if the file does not exist or is not a profile; the message names the fault.
+    """A shipped profile by name, or any by path (with a slash, or ending in .json). Raises
+    ConfigError, naming the fault.
     """
     if "/" in name_or_path or name_or_path.endswith(".json"):
         path = Path(name_or_path)

@@ -36,10 +36,8 @@ class Core(Protocol[EventIn, ActionOut]):
         """The instant at which the core wants a Tick if no event comes before; None: never."""
 
     def handle(self, event: EventIn, *, now_unix_s: float) -> Sequence[ActionOut]:
-        """The actions, in order. Timers that are due fire with every event, not with Ticks alone.
-
-        A core that is due at once after an event has put work off until the messages of its actions
-        have left.
+        """The actions, in order. Due timers fire with every event. A core due at once has put work
+        off until its actions' messages have left.
         """
 
     def check(self) -> None:

@@ -37,9 +37,8 @@ LINES_A_MINUTE = 60  # of one event, with level warning or error
 
 
 def configure(service: str, instance: str, environ: Mapping[str, str] | None = None) -> None:
-    """Set up the logs of this process; every line names `service` and `instance`.
-
-    Raises: ConfigError unless SLACKLINE_LOG_LEVEL is debug, info, warning or error.
+    """Set up this process's logs, each line with `service` and `instance`. Raises ConfigError for
+    an unknown SLACKLINE_LOG_LEVEL.
     """
     env = os.environ if environ is None else environ
     name = env.get("SLACKLINE_LOG_LEVEL", "info").lower()
@@ -121,9 +120,7 @@ class _Minute:
 
 
 class Lines:
-    """Whole lines, written to a file descriptor at once. A line that cannot be written is dropped
-    and counted; `dropped` is the number of lines since the last one that was written.
-    """
+    """Whole lines to a file descriptor. What cannot be written is dropped and counted in `dropped`."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.dropped = 0

@@ -1,6 +1,4 @@
-"""Filters: which replicas a request may be offered to at all.
-
-That the digest of a replica is fresh is not asked here: only fresh ones are shown
+"""Filters: which replicas a request may be offered to at all. All that are shown here are fresh
 (shared/core/load_view.py).
 """
 

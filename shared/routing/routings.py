@@ -1,7 +1,5 @@
-"""The routings that have names, each a pipeline of filters, scorers and a picker.
-
-A policy names its routing in its setting `router` (shared/policy/registry.py); admission asks for
-it by the name of the policy.
+"""The routings that have names, each of filters, scorers and a picker. A policy names its own in
+its setting `router`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,9 +54,8 @@ def named(name: RouterName) -> Pipeline:
 
 
 def sequential() -> Pipeline:
-    """SLOs-Serve (section 4.2): a new request goes to the replicas in turn (section 6.2: "a
-    one-shot round-robin dispatcher"). Where it is declined the next replica in turn is asked, up to
-    the hop limit of admission.
+    """SLOs-Serve (section 4.2): replicas in turn (section 6.2: "a one-shot round-robin
+    dispatcher"). After a decline the next in turn is asked, up to the hop limit.
     """
     return Pipeline(Rotation(takes_turn=_new))
 

@@ -1,7 +1,5 @@
-"""The metrics of a process as text: Prometheus' format, or OpenMetrics where the scraper asks for
-it, which alone carries exemplars.
-
-Sources: the Prometheus text format 0.0.4, OpenMetrics 1.0.
+"""Metrics as text: Prometheus' format 0.0.4, or OpenMetrics 1.0 where the scraper asks, which alone
+has exemplars.
 """
 
 from collections.abc import Mapping, Sequence

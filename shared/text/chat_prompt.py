@@ -95,10 +95,8 @@ def rendered(render: Render, messages: Messages, tools: Tools, variables: Mappin
 
 
 def checked(messages: object) -> list[dict[str, Any]]:
-    """The messages; content that was given as text parts is joined into one string.
-
-    Raises: PeerError that names the offending field, for anything other than a list of {role,
-        content}.
+    """The messages, text parts joined. Raises PeerError, naming the field, for anything but a list
+    of {role, content}.
     """
     if not isinstance(messages, list) or not messages:
         raise PeerError("messages must be a non-empty list", param="messages")
@@ -209,11 +207,8 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer from a model's Jinja template, in a sandbox, with the names that published
-    templates expect.
-
-    Raises: ConfigError if the template does not compile. The renderer raises whatever the template
-        does.
+    """A renderer of a model's Jinja template, in a sandbox. Raises ConfigError if it does not
+    compile; the renderer raises whatever the template does.
     """
 
     def refuse(message: str) -> NoReturn:

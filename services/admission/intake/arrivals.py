@@ -312,9 +312,7 @@ class Arrivals:
         return placed, self._chores.start(asking, "admission.ask")
 
     async def _once_led(self, step: Callable[[], Awaitable[T]], until_unix_s: float) -> T:
-        """The outcome of a step of the store, which may be taken again: also where the brokers
-        elect a leader. Raises BusError where it has none by then, StoreFull.
-        """
+        """The outcome of a step that may be taken again, also during an election. Raises BusError."""
         while True:
             try:
                 return await step()

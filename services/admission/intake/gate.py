@@ -21,9 +21,7 @@ PROBE_TTL_S = 1.0
 
 
 class IntakeGate:
-    """Serves the endpoint of one instance from the first write on, and not while the last one is
-    LEASE_TTL_S ago. By then the instance's lease is lost, too.
-    """
+    """Serves one instance's endpoint while its last write is less than LEASE_TTL_S ago."""
 
     def __init__(self, bus: Bus, clock: Clock, endpoint: Endpoint, instance: str) -> None:
         self._bus, self._clock = bus, clock

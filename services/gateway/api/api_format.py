@@ -53,9 +53,8 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts. Those of the cache are known at the end of each choice.
-    `completion_tokens_details` is set once a choice has ended whose SLO names a
-    pace for thinking.
+    """Token counts; the cache's are known at the end of a choice, `completion_tokens_details` if
+    its SLO names a pace for thinking.
     """
 
     prompt_tokens: int
@@ -86,9 +85,8 @@ def told(verdict: Verdict) -> ChoiceVerdict:
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream. `service_tier` is the tier actually used, as far as
-    it is known by then. `verdicts` are those of the choices, where the client asked for them, and
-    all choices have ended.
+    """A whole answer, or a chunk of a stream. `service_tier`: the tier used, as far as is known.
+    `verdicts`: where asked for, once all choices have ended.
     """
 
     id: str

@@ -125,9 +125,7 @@ Body = TypeVar("Body", bound=Struct)
 
 
 def without_unknown(raw: bytes, kind: type[Struct]) -> tuple[bytes, list[str]]:
-    """The body without the fields that this API does not have, at any depth, and their names, such
-    as `tools.strict`. A body that is no object comes back as it is.
-    """
+    """The body without the fields that this API lacks, and their names, such as `tools.strict`."""
     try:
         body = msgspec.json.decode(raw)
     except UNDECODABLE:

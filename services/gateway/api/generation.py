@@ -67,10 +67,8 @@ class Generations:
     async def run(
         self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float
     ) -> bool:
-        """Submits, answers, and sees the requests ended if their client leaves first. True in that
-        case.
-
-        Raises PeerError or BusError if nothing has been answered yet.
+        """Submits and answers. True: the client left first, and its requests were ended. Raises
+        PeerError or BusError if nothing has been answered yet.
         """
         model = ask.model or self._fleet.default_model()
         # a name that no replica has may be anything: it is no model

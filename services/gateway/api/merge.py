@@ -23,10 +23,8 @@ class Merge:
         return any(handle.unread for handle in self._handles)
 
     async def next(self) -> tuple[int, StreamEvent]:
-        """The number of a handle, and its next event. A call may be cancelled and repeated. Raises
-        the failure (a SlacklineError) of any handle.
-
-        Call it only while some handle has not given its End.
+        """The number of a handle, and its next event; may be cancelled and repeated. Raises any
+        handle's failure. Call it only while some handle has not given its End.
         """
         count = len(self._handles)
         while True:

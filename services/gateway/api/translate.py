@@ -30,9 +30,7 @@ TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
 
 
 class Ask(NamedTuple):
-    """One answer as asked for. `requests` has one request per choice, `n` per prompt, in order of
-    their index; they share the rest.
-
+    """An answer as asked for: a request per choice, `n` per prompt, by index; they share the rest.
     `service_tier` is echoed while no request has been relegated.
     """
 

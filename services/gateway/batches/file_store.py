@@ -1,6 +1,4 @@
-"""The files of tenants: objects of the bucket `files`, whose chunks are written before the object
-is there. A file has its tenant in its name: nobody reads another's.
-"""
+"""Tenants' files: objects of the bucket `files`, chunks first. A tenant is in the name."""
 
 import time
 from collections.abc import AsyncIterator

@@ -1,6 +1,4 @@
-"""The answers of a batch as they are stored: two files that grow by a line for each request that
-ends, one of answers and one of errors. They are the books of what has been done.
-"""
+"""A batch's answers as stored: two files, of answers and of errors, a line for each request."""
 
 import asyncio
 

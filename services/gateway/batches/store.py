@@ -1,6 +1,4 @@
-"""The records of batches: `o.<tenant>.<batch>` while a batch is open, `e.<tenant>.<batch>` from its
-end on, for a month. They change by compare-and-set.
-"""
+"""The records of batches: `o.<tenant>.<batch>` while open, `e.<tenant>.<batch>` after, for a month."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

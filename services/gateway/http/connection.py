@@ -76,9 +76,7 @@ class Connections:
 
 
 class Together:
-    """A transport that sends what is written in one turn of the loop at once: a head with the first
-    events, the last ones with the end. A write takes 50 us.
-    """
+    """Sends what is written in one turn of the loop at once: a write takes 50 us."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop

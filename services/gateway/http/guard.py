@@ -11,9 +11,8 @@ TENANT = "x-llm-d-inference-fairness-id"
 
 
 def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
-    """The tenant of a request: its key's, or, without keys, the one it names. Raises Rejected for a
-    key that is missing or unknown, or a header that claims another tenant; PeerError for a name
-    that is no id.
+    """The tenant of the key, or, without keys, the one named. Raises Rejected for a missing or
+    unknown key or another's tenant; PeerError for a name that is no id.
     """
     named = headers.get(TENANT)
     if keys is None:

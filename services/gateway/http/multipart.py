@@ -1,6 +1,4 @@
-"""Reads a form of multipart/form-data (RFC 7578) as it arrives. It does no IO, and keeps no more of
-a body than the longest head of a part, however the body is cut.
-"""
+"""Reads multipart/form-data (RFC 7578) as it arrives, and keeps no more than a part's longest head."""
 
 import re
 from typing import NamedTuple

@@ -32,9 +32,7 @@ def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
 
 
 def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None:
-    """The header that gave the bound which admission's `param` names; any other `param` as it
-    is. Admission calls either pace `slo.tbt_s`; at fault is the tighter one.
-    """
+    """The header at fault where admission's `param` names a bound; it calls both paces `slo.tbt_s`."""
     bound = (param or "").removeprefix("slo.")
     if bound == param or bound not in SLO_HEADERS:
         return param

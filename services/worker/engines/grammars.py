@@ -1,6 +1,4 @@
-"""The formats of structured output in llguidance's compiler, under limits. The engine and the trial
-of a format (services/worker/grammar_trial.py) compile alike.
-"""
+"""The formats of structured output in llguidance, under limits: for engine and trial alike."""
 
 from collections.abc import Collection
 from pathlib import Path

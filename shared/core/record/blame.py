@@ -17,10 +17,8 @@ def first_missed(
     *,
     good: bool,
 ) -> FirstMissed | None:
-    """For a request that did not meet its SLO. None: it had missed no deadline until then, or
-    nobody kept account.
-
-    `good`: it ended well then, so that no further token was owed.
+    """For a request that missed its SLO. None: no deadline missed until then, or no account.
+    `good`: it ended well then, and owed no more.
     """
     if not timeline.account.until_unix_s:
         return None

@@ -60,9 +60,8 @@ def drawn(
     *,
     now_unix_s: float | None = None,
 ) -> Record | None:
-    """Relegation takes it out of the pool and names a place, as best-effort or as standard again.
-
-    The pool belongs to the relegation instance that has the lease, so the owner is not checked.
+    """Relegation takes it out of the pool and names a place. The pool is the lease holder's, so the
+    owner is not checked.
     """
     if not applies(Event.DRAWN, record):
         return None
@@ -92,10 +91,8 @@ def declined(
     now_unix_s: float | None = None,
     why: str = "",
 ) -> Record | None:
-    """The replica that relegation chose does not hold it, for certain: back into the pool.
-
-    After a decline an admission names the next place at once (`placed`), or gives up (`relegated`,
-    `refused`).
+    """The chosen replica does not hold it, for certain: back into the pool. An admission names the
+    next place (`placed`), or gives up.
     """
     if not applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
@@ -293,9 +290,8 @@ def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str
 def deleted(
     record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
 ) -> Record:
-    """The end of a request whose record was deleted. No event: there is no record to change.
-
-    `record` is what was last known of it. `resume`, `why` and `relegated` are as for `lost`.
+    """The end of a request whose record was deleted, last known as `record`. No event. `resume`,
+    `why` and `relegated`: as for `lost`.
     """
     return ended(
         record,

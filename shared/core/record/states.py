@@ -1,6 +1,5 @@
-"""The states of a request and the events that change it: which event applies in which state.
-
-The table is also in docs/architecture.md, and tests/shared/core/record/test_record.py walks it.
+"""The states of a request, and which event applies in which. docs/architecture.md has the table,
+too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
-"""OpenAI's responses on the wire: the request of POST /v1/responses, which is read as a chat.
-
-The gateway keeps no state: what would need an earlier response is refused.
+"""OpenAI's responses: POST /v1/responses is read as a chat. No state is kept: what would need an
+earlier response is refused.
 """
 
 from collections.abc import Mapping

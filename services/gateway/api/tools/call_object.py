@@ -1,6 +1,4 @@
-"""Reads one call, a JSON object, piece by piece, so that its arguments can be sent on while the
-model writes them. Its work is linear in the text, however that is cut.
-"""
+"""Reads one call, a JSON object, piece by piece, as its arguments are sent on. Linear in the text."""
 
 import json
 import re

@@ -1,7 +1,5 @@
-"""Finds the calls of tools in the text of an answer, in the form that its model writes them.
-
-Text is given on as it comes, as far as it is certain not to begin a call; arguments as the model
-writes them.
+"""Finds the calls of tools in an answer, in the form that its model writes. Text goes on as soon as
+it cannot begin a call, arguments as the model writes them.
 """
 
 from abc import ABC, abstractmethod
@@ -182,9 +180,8 @@ class HermesReader(_Reader):
 
 
 class JsonReader(_Reader):
-    """Reads an answer that is one call or a list of them, and nothing else (Llama 3, and whatever
-    a model is asked for that knows no tools). An answer whose first object is no call of a known
-    tool is text.
+    """Reads an answer that is one call or a list of them, and nothing else (Llama 3, or a model
+    without tools). If its first object is no call of a known tool, it is text.
     """
 
     BEFORE = ("<|python_tag|>", "```json", "```", "[")  # may stand before the first call

@@ -61,10 +61,8 @@ class Calls(NamedTuple):
 
     @property
     def structured(self) -> Structured | None:
-        """The format of a required call: the arguments of the named tool, or a list of calls. None
-        where the answer need not call.
-
-        Raises PeerError for two tools whose schemas define one name differently.
+        """The format of a required call: the arguments of the named tool, or a list of calls; else
+        None. Raises PeerError for two tools whose schemas define one name differently.
         """
         if not self.required:
             return None

@@ -41,9 +41,8 @@ class Constraint:
         return matcher if isinstance(matcher, str) else failure(matcher)
 
     def hold(self, logits: Tensor) -> None:
-        """Take from one row of logits, in place, every token that may not come next. Where none of
-        the others is left (`min_tokens` forbids the end of an output that is complete), the format
-        wins.
+        """Take from a row of logits, in place, what may not come next. Where nothing is left
+        (`min_tokens` forbids the end of a complete output), the format wins.
         """
         matcher = self._compiled.result()
         if isinstance(matcher, str) or matcher.is_error():

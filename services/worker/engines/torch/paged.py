@@ -17,9 +17,7 @@ _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger arra
 
 
 class Place:
-    """The positions of one sequence in the pool.
-
-    `stretches`: [first, end) pool positions in whole blocks, in the order of the sequence.
+    """A sequence's positions in the pool. `stretches`: [first, end) in whole blocks, in order.
     `positions`: one by one.
     """
 
@@ -179,9 +177,8 @@ class Blocks:
         self._unused += 1
 
     def _begin(self, wanted: int) -> int:
-        """The first block of a sequence, in the longest stretch of unused blocks. It lies in the
-        middle, since the owner of the block before the stretch may grow; earlier if `wanted` blocks
-        need the room.
+        """The first block of a sequence: in the middle of the longest unused stretch, whose
+        neighbour may grow; earlier if `wanted` blocks need it.
         """
         edges = np.diff(self._taken)
         begins, ends = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)

@@ -23,9 +23,8 @@ class Prefix:
         self._named = 0
 
     def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
-        """Lets `place`, which is empty, begin with known blocks, and returns how many positions
-        these hold; 0 where more than `spare` of them are idle. At least one token is left to
-        compute.
+        """Lets the empty `place` begin with known blocks; how many positions they hold, 0 if over
+        `spare` are idle. A token at least is left to compute.
         """
         found = blocks.find(self._of(tokens, len(tokens) - 1))
         if blocks.idle(found) > spare:

@@ -79,9 +79,8 @@ class RecordedPasses:
     def __init__(
         self, compute: Compute, pool: Pool, spare: int, logits: Tensor, *, seen: int
     ) -> None:
-        """`spare`: a position of the pool that belongs to nobody; padding is written there.
-        `logits`: [MOST_TOKENS, vocabulary], where the results lie. `seen`: the most positions that
-        a sequence has.
+        """`spare`: a pool position for padding. `logits`: [MOST_TOKENS, vocabulary], for results.
+        `seen`: the most positions of a sequence.
         """
         self._compute, self._pool, self._spare = compute, pool, spare
         self._logits = logits

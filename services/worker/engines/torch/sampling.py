@@ -140,9 +140,7 @@ def _among(shares: Tensor, points: Tensor) -> list[int]:
 
 
 def _invert(shares: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The index in `shares` [B, N] that each of the `points` [B, 1] of their sum falls on, and its
-    position within that share. Points and positions are in [0, 1).
-    """
+    """The index in `shares` [B, N] that each of `points` falls on, and its place within, in [0, 1)."""
     cumulated = shares.double().cumsum(dim=-1)
     target = points * cumulated[:, -1:]
     picks = torch.searchsorted(cumulated, target, right=True)

@@ -18,9 +18,8 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
 class Unread(NamedTuple):
-    """The part of a request that the proposer reads. `tokens`: at least two, up to its newest.
-
-    `start`: the position of the first. `blocks`: of all its KV.
+    """A request's part for the proposer: at least two `tokens`, from position `start`; all
+    `blocks`.
     """
 
     tokens: Sequence[int]

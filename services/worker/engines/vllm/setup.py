@@ -1,7 +1,5 @@
-"""Sets up a vLLM engine that is planned from outside: supported versions, the arguments that
-Slackline sets, the facts that the worker announces.
-
-Only workers whose engine is vLLM import it.
+"""Sets up vLLM to be planned from outside: versions, arguments, announced facts. Only workers whose
+engine is vLLM import it.
 """
 
 import os

@@ -42,9 +42,8 @@ class Node(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """A tree of tokens behind the first `cached` positions of its sequence. `sees`: the pool
-    positions of those, then of its nodes. `paths`: of each node, the nodes from the root to it,
-    itself the last.
+    """A tree of tokens behind `cached` positions. `sees`: the pool positions of those, then of its
+    nodes. `paths`: of each node, those from the root to it.
     """
 
     cached: int
