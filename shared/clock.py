@@ -1,8 +1,6 @@
-"""The clock of a process: it never jumps by itself, and follows the time of its fleet.
-
-It begins as the host's wall clock, and goes on by the monotonic clock, so that a step of the wall
-clock does not move it. shared/process/fleet_time.py moves it to the time that all processes of the
-fleet have; only then are its readings compared between hosts.
+"""The clock of a process: it never jumps by itself, and follows its fleet's time. It begins as the
+wall clock and goes on by the monotonic one; shared/process/fleet_time.py moves it, and only then
+are readings compared between hosts.
 """
 
 import time

@@ -1,8 +1,6 @@
-"""Records that were deleted by hand: their requests end, and their clients are told.
-
-No service deletes a record: it expires once its request has ended. So a request that was open at
-the last listing, or was taken in since, has a record; if it has none, the attempt is ended, and the
-record is written again with a verdict.
+"""Records that were deleted by hand: their requests end, and their clients are told. A service
+deletes none: a record expires after the end. So a request that was open at the last listing, or
+taken in since, and has no record, is ended, and the record written again with a verdict.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -9,11 +9,8 @@ ENOUGH = 5  # messages before there is an answer; the first few may all have wai
 
 
 class Offset:
-    """Our clock minus a sender's, in seconds. Latency only adds, so the least difference in the
-    window is nearest the truth.
-
-    The offset is too high by the least latency, which is well below a millisecond between hosts of
-    one site.
+    """Our clock minus a sender's, in seconds: the least difference in the window, since latency
+    only adds. Too high by the least latency, below a millisecond within a site.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:

@@ -1,8 +1,6 @@
-"""The sweep: reads every open record, and repairs what a death, a lost message or a restart of the
-broker left behind.
-
-All recovery is here. The sweep runs every `sweep_s`, and soon after anything that may have stranded
-a request. Each step is a compare-and-set, so any number of instances may sweep at once.
+"""The sweep reads every open record, and repairs what a death, a lost message or a restarted broker
+left: all recovery is here. It runs every `sweep_s`, and soon after what may strand requests. Each
+step is a compare-and-set, so any number may sweep at once.
 """
 
 import asyncio

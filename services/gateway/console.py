@@ -1,9 +1,8 @@
-"""`/console`: the fleet at work, for its operators. The page is one file; it asks for a picture a
-few times a second, and while it does, and a little longer, the gateway listens to the fleet.
+"""`/console`: the fleet at work, for its operators. While the page asks for pictures the gateway
+listens to the fleet.
 
-The console shows every tenant's requests, never their text. With `console_keys` it wants one of
-those keys. Without, it is open where the gateway itself is: on loopback, to a browser that names
-the host so, which a page of another site cannot make it do. Anywhere else it is off.
+It shows every tenant's requests, never their text. With `console_keys` it wants one of those;
+without, it is open on loopback, to a browser that names the host so; elsewhere it is off.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ class Planner:
             await asyncio.sleep(LOOK_S)
 
     def _planner_of(self, lease: Lease, announce: Announce) -> ReplicaPlanner | None:
-        """None: this process cannot plan for that worker. The lease runs out, for another planner."""
+        """None: this process cannot plan for it. The lease runs out, for another planner."""
         try:
             return ReplicaPlanner(
                 self._cfg,

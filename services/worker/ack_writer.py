@@ -97,11 +97,8 @@ class AckWriter:
         return len(payload)
 
     async def _is_stored(self, payload: bytes, error: BusError) -> bool:
-        """True if an append that failed was stored, and only its answer was lost. False if it is to
-        be tried again. Raises FencedError.
-
-        A server that is behind may answer the read, so that only an entry after our last one tells.
-        Where the leader refused the append for one, a later try reads it.
+        """True if a failed append was stored; False: try again. Raises FencedError. A server behind
+        may answer the read, so only an entry after our last one tells.
         """
         last_seq, last = await self._last() or (0, b"")
         if last_seq > self._last_seq and last == payload:

@@ -63,12 +63,9 @@ class Done(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was
-    called.
-
-    `outside_s`: the part of it not spent in the model and its sampling, where the engine knows it.
-    `drafted_s`: the part of it before the target's pass, in which the draft model worked.
-    `unusual`: something was made ready in it that stays ready, so the next one like it is faster.
+    """`exec_s` by a monotonic clock; a simulated engine may have begun before it was called.
+    `outside_s`: of it not in model and sampling, if known. `drafted_s`: of it before the target's
+    pass, drafting. `unusual`: something was made ready that stays so: the next will be faster.
     """
 
     done: Sequence[Done]

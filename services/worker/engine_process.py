@@ -1,9 +1,7 @@
-"""A real engine in a process of its own: the worker's NATS work and the engine's steps take no time
-of the interpreter from each other.
-
-The worker writes steps into a socket and reads back their results. A side that loses the other
-stops: the engine silently, the worker with an EngineError, since the KV is gone with the engine.
-`python -m services.worker.engine_process FD` is the other end.
+"""A real engine in a process of its own: NATS and steps take no interpreter time from each other.
+Steps go through a socket, results come back. A side that loses the other stops: the engine
+silently, the worker with an EngineError. `python -m services.worker.engine_process FD` is the other
+end.
 """
 
 import asyncio

@@ -11,11 +11,8 @@ READ_BYTES = 1 << 20
 
 
 class Line:
-    """Questions and answers over a socket, in order; an answer that no task waits for any more is
-    dropped.
-
-    There are no streams or tasks between: those write once the event loop has done everything else,
-    and read two rounds of it later.
+    """Questions and answers over a socket, in order; an answer that nobody awaits is dropped. No
+    streams or tasks between, which write and read rounds of the event loop later.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,10 +1,9 @@
-"""The text of a request's tokens, as its client may read it: detokenised, cut before a stop string,
-never more than is certain.
+"""The text of a request's tokens: detokenised, cut before a stop string, never more than is
+certain.
 
-Text that may begin a stop string waits until it is known not to. Each stop string is followed
-character by character by an automaton of its own, so the cut does not depend on the borders of
-tokens. The match that ends first wins, the longer one if two end together; a match that is complete
-within the first `min_tokens` is ignored. The processor lives where the engine does.
+What may begin a stop string waits. An automaton follows each string by character, so borders of
+tokens do not matter. The match that ends first wins, of two the longer; one complete within
+`min_tokens` is ignored. It lives where the engine does.
 """
 
 from collections.abc import Sequence
@@ -38,11 +37,8 @@ class OutputProcessor:
         resume_tokens: Sequence[int] = (),
         resume_text: str = "",
     ) -> None:
-        """Begin an output, or go on with one: `resume_text` is the part of the text of
-        `resume_tokens` that the client has.
-
-        Text that was held back then is held back again, so that none is lost or sent twice; text
-        that the client lacks comes with the next tokens.
+        """Begin an output, or go on: the client has `resume_text` of `resume_tokens`. What was held
+        back is again, and what the client lacks comes with the next tokens.
         """
         assert slot not in self._outputs, f"slot {slot} speaks already"
         detokenizer = self._tokenizer.detokenizer(specials=not sampling.skip_special_tokens)

@@ -1,7 +1,5 @@
-"""The worker's part of traces: iterations whose plan is traced. Each is a span of the requests that
-ran in it, linked to the plan's own trace, and one of that trace.
-
-A request without a traceparent, and a plan without one, cost nothing here.
+"""The worker's part of traces: iterations whose plan is traced. Each is a span of the requests in
+it, linked to the plan's trace, and one of that. What has no traceparent costs nothing.
 """
 
 from shared.core.worker.step import Ran, Step

@@ -1,9 +1,7 @@
-"""The bus as services see it. Two implementations: NATS (shared/bus/nats.py) and a simulated one
-(tests/simulated/bus.py).
+"""The bus as services see it: NATS (shared/bus/nats.py), or simulated (tests/simulated/bus.py).
 
-Handlers are plain functions, called in order of arrival on the event loop. They must not block;
-they start tasks for anything longer. Every wait has a deadline. A BusTimeout leaves the effect
-unknown; callers read again.
+Handlers are plain functions, called in order on the event loop; they must not block, but start
+tasks. Every wait has a deadline. A BusTimeout leaves the effect unknown: read again.
 """
 
 from collections.abc import Callable, Mapping, Sequence

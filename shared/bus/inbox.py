@@ -1,8 +1,6 @@
-"""Requests and their replies over one wildcard subscription.
-
-It replaces nats-py's own request(): here a cancellation or a deadline always takes effect
-(asyncio.wait_for of Python 3.11 may swallow one), one request may have many replies, and nothing is
-left behind when sending fails.
+"""Requests and replies over one wildcard subscription, in place of nats-py's request(): a
+cancellation or a deadline always takes effect (Python 3.11's asyncio.wait_for may swallow one), a
+request may have many replies, and failed sending leaves nothing behind.
 """
 
 import asyncio
@@ -45,11 +43,9 @@ class Outbox:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand a message to the socket. While disconnected, up to OUTBOUND_BYTES wait for the
-        reconnect.
-
-        Raises PeerError for an impossible subject, BusTimeout where too many bytes wait already,
-        BusError for a closed connection or a payload over the server's limit.
+        """Hand a message to the socket; while disconnected up to OUTBOUND_BYTES wait. Raises
+        PeerError for an impossible subject, BusTimeout where too many wait, BusError if closed or
+        too large.
         """
         if len(payload) > self._client.max_payload:
             raise BusError(
@@ -78,11 +74,8 @@ class Outbox:
 
 
 class _FutureOfEach:
-    """A stand-in for the future of a subscription's only message: nats-py sets its result for every
-    message, as soon as that is read.
-
-    A callback would receive each message from a task behind a queue, 50 us later. A reply need not
-    wait in that queue: it only wakes the task that sent the request.
+    """The stand-in for a future, whose result nats-py sets for every message once it is read: 50 us
+    before a callback, and a reply need only wake the task that asked.
     """
 
     def __init__(self, on_message: Callable[[Msg], None]) -> None:

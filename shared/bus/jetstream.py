@@ -1,10 +1,9 @@
 """Buckets and the log over JetStream's own protocol: KeyValue and Log of shared/bus/api.py.
 
-nats-py's KeyValue has no TTL on update and reads a bucket through a consumer. Here a write is one
-request with an expected sequence, a read is one direct get, and a listing is a few batches of
-direct gets (measured: 5,000 keys of 1 KB in 0.13-0.21 s). With more than one stream replica, one
-that is behind may answer a direct get. That is safe, because every decision after a read is written
-by compare-and-set, which the leader judges, or waits until what was read is new enough.
+nats-py's KeyValue has no TTL on update and reads through a consumer. Here a write is one request
+with an expected sequence, a read one direct get, a listing a few batches of these (5,000 keys of 1
+KB in 0.13-0.21 s). A stream replica that is behind may answer: safe, since what follows a read is
+written by compare-and-set, or waits until it was new enough.
 """
 
 import datetime as dt
@@ -185,10 +184,9 @@ class Stream:
 class StreamKeyValue:
     """A bucket whose values do not come back.
 
-    What a limit of messages per subject removes, nats-server removes without a trace on its disk
-    (nats-server issue 8505). Killed, it brings a key's older values back, once the newest has
-    expired or is deleted: an open record that ended minutes ago. So these streams have no such
-    limit. A write rolls up what it replaces and a delete purges, which both leave a trace.
+    nats-server removes what a limit per subject removes without a trace on disk (issue 8505):
+    killed, it brings a key's older values back. So these streams have no such limit: a write rolls
+    up what it replaces and a delete purges.
     """
 
     def __init__(self, stream: Stream, bucket: str) -> None:

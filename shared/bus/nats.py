@@ -1,8 +1,5 @@
-"""The real bus: one NATS connection per process, JetStream behind it, endpoints under the services
-API.
-
-Only this module and its neighbours nats_client.py, inbox.py, jetstream.py, provision.py and
-subscriptions.py import the NATS client.
+"""The real bus: one NATS connection per process, JetStream, the services API. Only this module and
+its neighbours (nats_client, inbox, jetstream, provision, subscriptions) import the NATS client.
 """
 
 import asyncio
@@ -139,11 +136,8 @@ class NatsBus:
         headers: Mapping[str, str] | None = None,
         json: bool = False,
     ) -> None:
-        """Send a message. Where the connection cannot take it (OUTBOUND_BYTES wait already), it is
-        dropped and counted as unsent.
-
-        Raises PeerError for an impossible subject, BusError for a closed connection or a payload
-        over the server's limit.
+        """Send a message; dropped and counted as unsent where OUTBOUND_BYTES wait already. Raises
+        PeerError for an impossible subject, BusError if closed or over the server's limit.
         """
         try:
             await self._outbox.send(
@@ -416,15 +410,12 @@ async def connect(
     connect_s: float = CONNECT_S,
     store_timeout_s: float = STORE_S,
 ) -> AsyncIterator[NatsBus]:
-    """A bus on the server(s) at `url` (several: separated by commas), as this user.
+    """A bus on the server(s) at `url` (separated by commas), as this user. `creds`: a file with the
+    user's seed (or JWT and seed); `tls_ca`: the trusted authority's certificate; or empty.
 
-    `creds` is a file with the user's seed (or its JWT and seed), `tls_ca` one with the certificate
-    of the authority to trust; both may be empty.
-
-    Raises ConfigError at once for what is no URL of NATS, where no server answers within connect_s,
-    or where the server lacks a feature that we need. The bus reconnects for ever. Leaving the
-    context sends published messages within drain_s; it raises the failure of a handler that nobody
-    waited for.
+    Raises ConfigError at once for a wrong URL, no answer within connect_s, or a missing feature. It
+    reconnects for ever. Leaving sends what was published within drain_s, and raises a handler's
+    failure that nobody awaited.
     """
     _check(url)
     bus = NatsBus(OrderedClient(), user, store_timeout_s)

@@ -17,16 +17,13 @@ class OrderedClient(Client):
     a cancelled flush(), whose flush() can be cancelled at any time, and that waits for no goodbye
     of a lost connection.
 
-    nats-py 2.16 writes a PING to the socket at once. So its flush() and drain() may be confirmed
-    before the subscription, message or unsubscription that they follow has been sent: a subscriber
-    is not there yet, and a drained one loses the messages in between. And the PONG of a flush()
-    that was cancelled ends its read loop: the connection receives nothing until it is found to be
-    stale. And a cancellation of flush() that comes with the PONG is lost, since on Python 3.11
-    asyncio.wait_for() drops it: the task goes on for ever and its service never stops. And by TLS
-    each message leaves in a record of its own: here those of one turn of the loop leave together.
-    And before it connects anew it closes the old connection in peace. To a server that is silent,
-    behind a broken network, that takes TLS 30 s, and bytes that wait for the socket until the
-    kernel gives up: a quarter of an hour.
+    nats-py 2.16 writes a PING at once, so flush() and drain() may be confirmed before what they
+    follow is sent: a subscriber is not there yet, a drained one loses messages. The PONG of a
+    cancelled flush() ends its read loop. A cancellation that comes with the PONG is lost
+    (asyncio.wait_for() of Python 3.11): the service never stops. By TLS each message leaves in a
+    record of its own: here those of a turn leave together. And before it connects anew it closes
+    the old connection in peace, which takes TLS 30 s with a silent server, and waiting bytes a
+    quarter of an hour.
     """
 
     def log_in(self, creds: str) -> dict[str, Any]:

@@ -1,8 +1,6 @@
-"""NATS keys: the Ed25519 key of a user as text, and the proof that a client has it.
-
-A seed begins with SU and is secret; the public key made from it begins with U. The text is base32
-of a prefix, 32 bytes and a checksum.
-Source: github.com/nats-io/nkeys, README and strkey.go.
+"""NATS keys: a user's Ed25519 key as text, and the proof that a client has it. A seed (SU...) is
+secret; its public key begins with U. Base32 of a prefix, 32 bytes and a checksum. Source:
+github.com/nats-io/nkeys, README and strkey.go.
 """
 
 import base64

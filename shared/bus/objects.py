@@ -1,10 +1,8 @@
 """NATS's object store over its stream, without consumers: `nats object` reads what this writes.
 
-An object is chunks under `$O.<bucket>.C.<chunks>` and, once it is whole, one entry under
-`$O.<bucket>.M.<name>`, where the name is in base 64. A copy of the entry under
-`$O.<bucket>.I.<name>` has the name as it is: it finds the objects whose names begin alike. The
-chunks of an object have one writer: each is appended with the expected last sequence of their
-subject.
+An object is chunks under `$O.<bucket>.C.<chunks>` and, once whole, an entry under
+`$O.<bucket>.M.<name in base 64>`; a copy under `$O.<bucket>.I.<name>` finds names that begin alike.
+An object's chunks have one writer, which appends with the expected last sequence.
 """
 
 from base64 import urlsafe_b64encode

@@ -1,10 +1,9 @@
-"""The permissions of each user of the bus, as one table. From it come the users of the NATS server
-(`slackline keys`), the table in docs/security.md, and the check of every answer.
+"""The permissions of each user of the bus, as one table: for the NATS server's users (`slackline
+keys`), docs/security.md, and the check of every answer. The operator may do everything, and alone
+makes streams.
 
-The operator may do everything, and alone makes streams and buckets. In a subject, `{tenant}` and
-`{replica}` stand for the user's own where the user is a tenant or a worker, and for any other one
-elsewhere; `{log}` is the stream of the replica's log, `{service}` each name under which the role
-serves.
+`{tenant}` and `{replica}` are the user's own where it is one, else any; `{log}` is the replica's
+log's stream, `{service}` each name that the role serves under.
 """
 
 import functools
@@ -192,11 +191,9 @@ def may_publish(user: User, subject: str) -> bool:
 
 
 def may_answer(subject: str, inbox: str) -> bool:
-    """True if a message on `subject` may be answered at `inbox`: one of the tenant in the subject,
-    or of a user that may publish on it.
-
-    The asker names the inbox. An answer is sent in our name: on any other subject it could be a
-    forged message, or a record of the store.
+    """True if what came on `subject` may be answered at `inbox`: its tenant's, or that of a user
+    who may publish there. The asker names the inbox, and we answer in our name: elsewhere that
+    could be a forged message, or a record of the store.
     """
     asker, tenant = owner_of(inbox), subjects.tenant_in(subject)
     if asker is None or tenant is not None:

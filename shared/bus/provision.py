@@ -122,10 +122,9 @@ def log_config(replica: str, copies: int) -> StreamConfig:
 async def make_streams(
     client: Client, replicas: Iterable[str], copies: int, timeout_s: float
 ) -> list[str]:
-    """Make the streams that are not there, and check the others. Returns a sentence for each that
-    has messages although it was just made: its meta.inf was broken, so that nats-server did not
-    know it any more. Raises ConfigError where one differs or cannot be made, BusTimeout where the
-    server does not answer.
+    """Make missing streams, and check the others. Returns a sentence for each that has messages
+    though just made: nats-server had lost its broken meta.inf. Raises ConfigError where one differs
+    or cannot be made, BusTimeout.
     """
     logs = [log_config(check_id(replica, "replica"), copies) for replica in replicas]
     configs = (*bucket_configs(copies), *logs)

@@ -1,9 +1,6 @@
-"""The users of the bus: the roles of services and clients, and the inboxes at which each of them is
-answered.
-
-A tenant is answered under `_INBOX.<tenant>`, a service under `_ROLE.<role>` (a worker: under
-`_ROLE.worker.<replica>`). The NATS server holds each user to its own prefix, and a service answers
-only where the asker is one that may ask (shared/bus/permissions.py).
+"""The users of the bus: roles of services and clients, and their inboxes. A tenant's is
+`_INBOX.<tenant>`, a service's `_ROLE.<role>` (`_ROLE.worker.<replica>`). NATS holds each user to
+its prefix, and a service answers only those that may ask (shared/bus/permissions.py).
 """
 
 from dataclasses import dataclass

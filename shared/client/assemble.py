@@ -1,8 +1,5 @@
-"""The order of one request's events: every token once, none skipped, the end last. Without clock or
-bus.
-
-A network may lose, double or reorder events; the log has them all. At a gap the reader asks the log
-(`ask`) and hands its answer in (`fill`).
+"""The order of a request's events: every token once, the end last. Without clock or bus. At a gap
+the reader asks the log, which has all (`ask`), and hands its answer in (`fill`).
 """
 
 from typing import assert_never
@@ -14,11 +11,9 @@ PARKED_LIMIT = 64
 
 
 class Assembler:
-    """Takes every event that arrives; returns the events that may be shown, in order.
-
-    Invariant: the events returned so far are exactly the first `tokens` tokens and `characters`
-    characters of the log. Offsets alone decide: a late delta of an earlier attempt still agrees
-    with the log.
+    """Takes every event; returns those to show, in order: exactly the first `tokens` tokens and
+    `characters` characters of the log. Offsets alone decide: a late delta of an earlier attempt
+    still agrees.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,6 @@
-"""The client that submits requests over the bus, for the command line, the load generator and the
-gateway.
-
-A client has one wildcard inbox and one callback for every event of every request; a task exists
-only while a question is under way. Tokens come in order, once, whatever the network lost or
-doubled: the client asks the log (`slo.v1.attach`) for missing ones.
+"""The client that submits requests over the bus. It has one wildcard inbox and one callback for all
+events; a task exists only for a question under way. Tokens come in order, once: it asks the log
+(`slo.v1.attach`) for missing ones.
 """
 
 import asyncio
@@ -236,16 +233,13 @@ class Client:
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Send one request and return once admission has stored it. It is repeated under the same
-        id while the outcome is unknown.
+        """Send a request; returns once it is stored. It is repeated under its id while the outcome
+        is unknown.
 
-        An id that is known already attaches: the handle gives its events from the first token.
-        `persistent`: the same id is submitted again until it has an answer, perhaps by another
-        process, so nothing that may be stored is cancelled. A
-        `sink` receives events as they come, in the callback that received them (it must be quick
-        and must not raise), and `handle.wait()` returns at the end. Raises PeerError (refused),
-        NoResponders or BusTimeout (nobody answered for `submit_s`; the request may have been
-        stored).
+        A known id attaches, from the first token. `persistent`: some process submits it until it
+        has an answer, so nothing stored is cancelled. `sink` has events as they come, in the
+        callback (quick, raising nothing); then `handle.wait()` returns at the end. Raises PeerError
+        (refused), NoResponders or BusTimeout (no answer for `submit_s`; it may be stored).
         """
         request = self._of_tenant(request)
         key = subjects.request_key(request.tenant, request.request_id)

@@ -1,8 +1,6 @@
-"""The collector: what a fleet's own messages tell those who watch it.
-
-A sans-IO object: messages and the time go in, a picture comes out. It keeps the last minutes, of a
-bounded number of replicas, tiers and requests, whatever it hears. It is told nothing that the
-services do not say to each other anyway, but for `Ended` and the answers of planners to `Roster`.
+"""The collector: what a fleet's own messages tell those who watch. Sans-IO: messages and time in, a
+picture out, of the last minutes and bounded numbers. Only `Ended` and answers to `Roster` are sent
+for it.
 """
 
 import math

@@ -1,9 +1,6 @@
-"""The state of replicas as routers see it: the planners' digests, with the placements since then
-debited.
-
-A digest half a second old costs nothing if the router adds what it has placed since, and misleads
-it if not. The clocks of hosts differ, so the age of a digest counts from the local instant at which
-it was received. A planner's own instants only order its digests among each other.
+"""Replicas as routers see them: the planners' digests, with placements since then debited: else old
+ones mislead. A digest's age counts from its arrival here, as clocks differ; a planner's own
+instants only order its digests.
 """
 
 from bisect import bisect_left, insort

@@ -120,7 +120,7 @@ class _Minute:
 
 
 class Lines:
-    """Whole lines to a file descriptor. What cannot be written is dropped and counted in `dropped`."""
+    """Whole lines to a file descriptor. One that cannot be written is dropped, and counted."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.dropped = 0

@@ -291,10 +291,9 @@ class Arrivals:
         return True
 
     def _asked(self, record: Record, now: float) -> tuple[Record, asyncio.Task[OfferAnswer] | None]:
-        """The record with its first place, and the answer to its offer there, if there is one.
-
-        The offer leaves beside the record. The worker that gets it finds the record, or declines.
-        Nothing is concluded before the record is stored.
+        """The record with its first place, and the answer to its offer there, if any. The offer
+        leaves beside the record: a worker without the record declines. Nothing is concluded before
+        it is stored.
         """
         picked = self._core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
         if picked is None:
@@ -312,7 +311,7 @@ class Arrivals:
         return placed, self._chores.start(asking, "admission.ask")
 
     async def _once_led(self, step: Callable[[], Awaitable[T]], until_unix_s: float) -> T:
-        """The outcome of a step that may be taken again, also during an election. Raises BusError."""
+        """The outcome of a step that may be taken again, as during an election. Raises BusError."""
         while True:
             try:
                 return await step()

@@ -1,7 +1,5 @@
-"""The endpoint for requests, which is open while the store takes writes.
-
-A closed door is seen by all: requests go to another instance, or are refused at once for want of
-one; `infra/health.py requests` fails, and so does `/ready` of the gateways.
+"""The endpoint for requests, open while the store takes writes. Behind a closed door requests go to
+another instance, or are refused at once; `infra/health.py requests` and `/ready` fail.
 """
 
 import asyncio

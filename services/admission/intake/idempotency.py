@@ -1,7 +1,5 @@
-"""The digest of what a client asked for under an id.
-
-The digest is in the record. Another request of the same tenant under the same id is a conflict;
-the same request again is a retry, which gets the first one's answer.
+"""The digest of what a client asked for under an id, in the record. Another request under the same
+id is a conflict; the same one again is a retry, which gets the first one's answer.
 """
 
 import hashlib
@@ -18,14 +16,10 @@ _encode_in_order = msgspec.json.Encoder(order="deterministic").encode
 
 
 def digest(request: GenerateRequest, tier: str) -> bytes:
-    """The digest of everything that shapes the answer: prompt, messages (with tools and variables
-    of the template) or token ids, model, adapter, sampling, tier, SLO, how many choices its answer
-    has, and whether it may be relegated.
-
-    A retry may differ in what it does not cover: the inbox and its encoding (JSON or msgpack), the
-    trace, `importance`, `application`, `session` and `expires_s`. Those of the first request stay.
-
-    Raises PeerError for messages that JSON cannot say.
+    """The digest of all that shapes the answer: prompt, messages or token ids, model, adapter,
+    sampling, tier, SLO, choices, and whether it may be relegated. A retry may differ in the inbox
+    and its encoding, the trace, `importance`, `application`, `session` and `expires_s`: the first
+    one's stay. Raises PeerError for messages that JSON cannot say.
     """
     try:
         shaping: tuple[Any, ...] = (
@@ -50,7 +44,7 @@ def digest(request: GenerateRequest, tier: str) -> bytes:
 
 
 def _in_order(value: object) -> msgspec.Raw:
-    """The JSON of a value. The way over `_with_text_keys`, hardly needed, takes five times as long."""
+    """The JSON of a value. `_with_text_keys`, hardly ever needed, takes five times as long."""
     try:
         return msgspec.Raw(_encode_in_order(value))
     except TypeError:

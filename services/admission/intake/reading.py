@@ -1,9 +1,6 @@
-"""The way from a client's request to a record that can be stored: checks, tokens, deadlines. There
-is no I/O but the tokenizer's thread.
-
-Nothing here takes unbounded time. A message has 8 MiB. Tokenising takes at most 1 s of CPU time for
-a MiB, whatever the text and the kind of tokenizer; rendering ends after RENDER_CPU_S. So a thread
-that reads is done within 20 s, and mostly within 8, and is never abandoned.
+"""From a client's request to a record that can be stored: checks, tokens, deadlines. No I/O but the
+tokenizer's thread. Nothing takes unbounded time: a message has 8 MiB, a MiB takes at most 1 s of
+CPU time to tokenise, rendering ends after RENDER_CPU_S. So a thread is done within 20 s.
 """
 
 import asyncio
@@ -269,10 +266,8 @@ class Intake:
         traceparent: str,
         caller: str,
     ) -> tuple[Record, Body]:
-        """The record as it will be stored, not yet placed, and its body. Raises PeerError.
-
-        It waits while a worker may live that has what the request needs and has not been heard of:
-        so long that the listening may begin anew once, after a pause.
+        """The record to store, not yet placed, and its body. Raises PeerError. It waits while a
+        worker may live that has what the request needs and has not been heard of.
         """
         wanted = await self._wanted(request)
         worker = self._workers.any(wanted.needs) or self._workers.last

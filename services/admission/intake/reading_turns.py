@@ -17,13 +17,10 @@ Line = list[tuple[float, int, "asyncio.Future[None]"]]  # a heap by the virtual 
 
 
 class Turns:
-    """`at_once` texts are read at once, and one huge one at most of them, so that others go on
-    beside it. Where several tenants wait, each has bytes read in proportion to its weight.
-
-    Start-time fair queueing (Goyal et al., SIGCOMM 1996): in virtual time a text starts where that
-    of its tenant before it ends, but not before what began last. It takes its size by the weight of
-    its tenant, and the one that starts first is next. The number of those that wait is bounded
-    where they were let in.
+    """`at_once` texts are read at once, at most one of them huge. Where several tenants wait, bytes
+    go by their weights: start-time fair queueing (Goyal et al., SIGCOMM 1996). In virtual time a
+    text starts where its tenant's last one ends, but not before what began last, takes its size by
+    the weight, and the first to start is next. Those that wait are bounded where they are let in.
     """
 
     def __init__(self, at_once: int) -> None:

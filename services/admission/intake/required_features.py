@@ -1,8 +1,6 @@
-"""The needs of a request that not every engine meets, and the check that some replica meets them.
-
-Admission refuses for good only what it knows: after listening long enough to have received a
-heartbeat of every living worker, and only for what no replica has had since admission began.
-Otherwise the client may ask again.
+"""The needs that not every engine meets, and whether some replica does. Admission refuses for good
+only what it knows: once every living worker must have been heard, and what no replica has had since
+it began. Otherwise the client may ask again.
 """
 
 from collections.abc import Sequence
@@ -25,11 +23,9 @@ class Wanted(NamedTuple):
 
 
 def required_features(request: GenerateRequest, workers: Workers, ours: str) -> Wanted | None:
-    """The adapter and needs of a request; None if it is not known yet whether a replica meets them.
-    `ours`: the model whose tokenizer we have, "" for the built-in one.
-
-    Raises PeerError: `model_not_found` or `unsupported_parameter`; `server_is_overloaded` where
-    that may change by itself.
+    """A request's adapter and needs; None: not known yet whether a replica meets them. `ours`: the
+    model of our tokenizer, "" for the built-in one. Raises PeerError: `model_not_found`,
+    `unsupported_parameter`, or `server_is_overloaded` where that may change by itself.
     """
     living = workers.living()
     adapter = _adapter(request, workers, living, ours)

@@ -1,7 +1,5 @@
-"""A bucket of tokens for each tenant that has a limit.
-
-A request is let in while its tenant's bucket is not below empty; then its prompt is taken out, and
-at its end its output. The next one waits until the bucket is filled again.
+"""A bucket of tokens for each tenant with a limit. A request is let in while the bucket is not
+below empty; then it pays its prompt, and at its end its output.
 """
 
 import math

@@ -1,9 +1,6 @@
-"""One HTTP response made from the events of its requests: a stream of server-sent events, or one
-JSON body.
-
-Nothing is queued here: an event is written before the next one is read, together with those that
-have come as well, up to TOGETHER_BYTES. Behind a slow reader the handles keep a bounded number of
-events, drop the rest, and read them again from the log once the reader has caught up.
+"""One HTTP response from the events of its requests: a stream, or one JSON body. Nothing is queued:
+an event is written, with those that have come, up to TOGETHER_BYTES, before the next is read.
+Behind a slow reader handles drop events beyond a bound, and read them again from the log.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -158,9 +155,8 @@ class Answer:
 
     async def _stream(self) -> None:
         """Writes the stream. Its head waits for an event of every choice, so that a refusal keeps
-        its status; it waits no longer than the first text or `keepalive_s`. The head of an answer
-        that may not be relegated waits for its first text, since it may be refused until then; so
-        does, up to `keepalive_s`, that of one with a format, which may not compile.
+        its status, but no longer than the first text or `keepalive_s`; for the first text where it
+        may still be refused (not to be relegated, or, up to `keepalive_s`, with a format).
         """
         first = self._ask.requests[0]
         patient = not first.allow_relegation

@@ -1,7 +1,5 @@
-"""The common part of chat and completion bodies, and how a body is decoded.
-
-A field that we do not implement is accepted with its neutral value only: a request is never served
-as something it did not ask for. Admission refuses a feature that no replica has. `top_k`, `min_p`,
+"""The common part of chat and completion bodies, and its decoding. A field that we do not implement
+is accepted with its neutral value only; admission refuses what no replica has. `top_k`, `min_p`,
 `min_tokens`, `repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`,
 `return_token_ids` and `priority` are vLLM's.
 """

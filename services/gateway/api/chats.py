@@ -1,7 +1,5 @@
-"""OpenAI's chat completions on the wire: the request of POST /v1/chat/completions and its answer.
-
-A field that would change the answer and is not implemented (audio ...) is refused. A field that
-only labels a request (metadata, identifiers, cache hints) is accepted.
+"""OpenAI's chat completions: POST /v1/chat/completions and its answer. A field that would change
+the answer and is not implemented (audio ...) is refused; one that only labels is accepted.
 """
 
 from collections.abc import Callable, Sequence

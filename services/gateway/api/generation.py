@@ -1,10 +1,7 @@
-"""The life of one answer. Its requests are submitted together, answered together, and cancelled if
-its client leaves before the end.
-
-The gateway is stateless: whatever happens here, the requests go on in the fleet, and the same
-Idempotency-Key attaches to them again through any gateway. Only a client that hangs up (or reads
-nothing for `stall_s`) ends its requests. A request that fails ends the others, since an answer
-without one of its choices is no answer.
+"""The life of one answer: its requests are submitted, answered, and cancelled together. The gateway
+is stateless: requests go on in the fleet, and the same Idempotency-Key attaches to them through any
+gateway. Only a client that hangs up (or reads nothing for `stall_s`) ends them; one that fails ends
+the others.
 """
 
 import asyncio

@@ -1,9 +1,6 @@
-"""Asks one line of a batch, as if it had come over HTTP in its own time; and asks again as long as
-the fleet has no room.
-
-A request has the id of its line, so asked again, by whichever process, it attaches to what runs. An
-id that belongs to a request that ended badly through no fault of its own (dropped, cancelled) gives
-way to the next attempt's, which every process finds in the same order.
+"""Asks one line of a batch, as over HTTP in its own time, and again while the fleet has no room.
+Its request has the line's id, so any process attaches to what runs. An id whose request ended badly
+through no fault of its own (dropped, cancelled) gives way to the next attempt's.
 """
 
 import asyncio

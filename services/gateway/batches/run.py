@@ -1,7 +1,5 @@
-"""One batch from its file to its results, by the process that holds the lease of the batches.
-
-Whatever ends it, the next holder goes on: lines that have a result are done, and the others are
-asked under the ids that they had.
+"""One batch from its file to its results, by the holder of the batches' lease. Whatever ends it,
+the next holder goes on, under the same ids, with the lines that have no result.
 """
 
 import asyncio

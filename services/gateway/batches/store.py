@@ -1,4 +1,4 @@
-"""The records of batches: `o.<tenant>.<batch>` while open, `e.<tenant>.<batch>` after, for a month."""
+"""Records of batches: `o.<tenant>.<batch>` while open, `e.<tenant>.<batch>` after, for a month."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

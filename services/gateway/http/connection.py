@@ -19,10 +19,9 @@ log = logs.logger()
 
 
 class Connections:
-    """The open connections, `limit` at most. At the limit a new one takes the place of an idle one:
-    of the peer address that has the most of these, the one that is idle for longest. So whoever
-    hoards connections loses its own, and a proxy with all users behind it loses what it does not
-    use. A connection is idle unless it answers a request that was let in.
+    """The open connections, `limit` at most. Then a new one takes the place of one that answers
+    nothing: the longest idle of the address with most such. So hoarders and proxies lose their own
+    first.
     """
 
     def __init__(self, limit: int, registry: Registry, clock: Clock) -> None:
@@ -106,10 +105,9 @@ class Together:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed unless a whole head comes `head_within_s` after it opened, or
-    after the first byte that follows an answer. Where the kernel can (Linux), it is also closed
-    once bytes have waited `unread_s` for the client to take them: a close from here would wait for
-    that client for ever.
+    """Closed unless a whole head comes `head_within_s` after it opened, or after the first byte
+    that follows an answer; on Linux also once bytes have waited `unread_s` for the client to take
+    them.
     """
 
     all: Connections

@@ -8,10 +8,9 @@ from types import TracebackType
 
 
 class Deadline:
-    """Use it as `with deadline:` around one wait after the other of the same task. A wait that
-    takes longer than `limit_s` (None: no limit) raises TimeoutError, as in asyncio.timeout.
-
-    A timer outlives its wait. When it fires, it sets itself anew for the wait that is under way.
+    """Use it as `with deadline:` around one wait after the other of a task. One longer than
+    `limit_s` (None: no limit) raises TimeoutError. A timer that fires sets itself anew for the wait
+    under way.
     """
 
     def __init__(self, limit_s: float | None) -> None:

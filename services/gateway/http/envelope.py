@@ -1,8 +1,6 @@
-"""Every failure of a request as HTTP: a status, OpenAI's envelope, and headers that state the
-reason.
-
-429 means contention, 503 that no service is there (both with a Retry-After), 504 that the time of
-the request ran out. 408 is never used, since proxies retry it at once.
+"""Failures as HTTP: a status, OpenAI's envelope, and headers. 429 means contention, 503 that no
+service is there (both with Retry-After), 504 that the request's time ran out. Never 408, which
+proxies retry at once.
 """
 
 import math

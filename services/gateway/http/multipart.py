@@ -1,4 +1,4 @@
-"""Reads multipart/form-data (RFC 7578) as it arrives, and keeps no more than a part's longest head."""
+"""Reads multipart/form-data (RFC 7578) as it arrives, and keeps a part's longest head at most."""
 
 import re
 from typing import NamedTuple

@@ -18,10 +18,9 @@ LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S
 
 
 def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The request's own SLO; None if the tier's SLO holds. A request that names any bound has only
-    the bounds that it names, judged as its tier is.
-
-    Raises PeerError, naming the header, for anything but milliseconds from 0.1 to a year.
+    """The request's own SLO; None: the tier's holds. It has only the bounds that it names, judged
+    as its tier is. Raises PeerError, naming the header, for all but milliseconds from 0.1 to a
+    year.
     """
     bounds: dict[str, float] = {}
     for bound in SLO_HEADERS:
@@ -32,7 +31,7 @@ def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
 
 
 def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None:
-    """The header at fault where admission's `param` names a bound; it calls both paces `slo.tbt_s`."""
+    """The header behind a bound that admission's `param` names; both paces are `slo.tbt_s`."""
     bound = (param or "").removeprefix("slo.")
     if bound == param or bound not in SLO_HEADERS:
         return param

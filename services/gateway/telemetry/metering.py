@@ -1,9 +1,6 @@
-"""The choice of a process's GenAI metrics, by OTLP. They are off unless OTEL_METRICS_EXPORTER is
-`otlp`; off, they cost nothing, and the SDK is not imported.
-
-Prometheus' names (services' own `/metrics`) are there in any case. Of the SDK's variables,
-OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and OTEL_METRIC_EXPORT_INTERVAL
-matter most.
+"""The choice of GenAI metrics by OTLP. Unless OTEL_METRICS_EXPORTER is `otlp` they cost nothing,
+and the SDK is not imported. Of its variables OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and OTEL_METRIC_EXPORT_INTERVAL matter most.
 """
 
 import os

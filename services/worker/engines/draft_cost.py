@@ -14,13 +14,10 @@ PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt, at most
 
 
 def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
-    """(step, read): a draft step for a few decodes as a fraction of the target's pass for them, and
-    a token of a prompt that the draft reads as a fraction of the target's. The engine holds
-    nothing, before and after. It makes `depth` drafts at most. In short contexts, of either model,
-    prompts are shorter and rounds fewer.
-
-    The fastest of each kind counts: a busy machine makes some slow. Where no request can have a
-    prompt and a round, the cost is DRAFT.
+    """(step, read): a draft step for a few decodes over the target's pass for them, and a prompt
+    token that the draft reads over the target's. The engine holds nothing, before and after.
+    `depth` drafts at most; less in short contexts. The fastest counts. DRAFT where no request can
+    have a prompt and a round.
     """
     facts, depth = engine.facts, min(depth, DEPTH)
     context = min(facts.context_tokens, facts.draft_context_tokens or facts.context_tokens)

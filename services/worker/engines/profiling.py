@@ -1,12 +1,10 @@
 """A worker times its own engine for a few seconds and fits the profile that it announces.
 
-The measurement resembles a worker's life: requests are loaded and prefilled in chunks of every size
-(alone, several at once, beside decodes), and then decode, greedy and sampled requests mixed; with a
-draft model, some decodes verify drafts, and what the draft itself took is left out. The
-batches come from shuffled rounds of the same designed batches, so that a slow moment of the machine
-falls on all kinds alike. Time bounds the measurement, not a number of iterations: no batch is begun
-that would take a large part of the time, and a slow engine gets smaller batches. Iterations in
-which the engine made something ready do not count, nor does their time, up to as much again.
+Requests are prefilled in chunks of every size (alone, several, beside decodes), then decode, greedy
+and sampled mixed; some verify drafts, without the time of the draft. Shuffled rounds of the same
+batches share slow moments of the machine alike. Time bounds it, not a number: no batch may take a
+large part, and a slow engine gets smaller ones. Iterations in which the engine made something ready
+do not count, nor does their time, up to as much again.
 """
 
 import math

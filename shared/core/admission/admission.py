@@ -1,9 +1,6 @@
 """AdmissionCore: decides where each request goes next. Sans-IO: the service writes records and
-sends offers.
-
-A request is *open* here from the moment it is stored (or taken over) until a replica holds it, or
-it is relegated, or it ends. Each open request has at most one step under way. The result comes back
-as an event, which leads to the next step.
+sends offers. A request is *open* from being stored (or taken over) until it is held, relegated or
+ended, with one step under way at most, whose result, an event, leads to the next.
 """
 
 import math

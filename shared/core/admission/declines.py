@@ -28,9 +28,8 @@ class _Declined:
 
 
 class Declines:
-    """Each kind of request has a window: a decline closes it for TRY_S; each request that is held
-    opens it for one more. So few of those that are refused were offered, and the others hear it at
-    once. Where there is room again, each TRY_S adds one that goes on.
+    """Each kind of request has a window: a decline closes it for TRY_S, a held one opens it for one
+    more. So few that are refused were offered; where there is room again, each TRY_S adds one.
     """
 
     def __init__(self) -> None:

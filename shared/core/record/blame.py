@@ -69,11 +69,9 @@ def _by_pace(
 
 
 def main_cause(account: Account, *, due_s: float, granted_s: float) -> Cause:
-    """The cause to which a deadline was lost, `due_s` after arrival; `granted_s` of that is the
-    pace of the tokens after the first.
-
-    Its own prefill, where that alone takes longer than the deadline leaves for it. Else what took
-    most of its time; of decodes and drafts counts what they took beyond the pace.
+    """The cause of a deadline `due_s` after arrival; `granted_s` of that is later tokens' pace. Its
+    own prefill, if that alone takes too long; else what took most, of decodes and drafts beyond the
+    pace.
     """
     if account.prefill_s > due_s - granted_s:
         return Cause.PREFILL

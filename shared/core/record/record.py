@@ -1,9 +1,7 @@
-"""The life of a record: every state, every event, every change. No other file changes a record.
-
-Each event is a pure function: the record as it is stored goes in, the record to store comes out.
-None means that the event does not apply any more: the request ended, moved on, was cancelled or
-has another owner. states.py says which event applies in which state; the function adds what the
-table cannot say (who owns the record, which attempt, which place).
+"""The life of a record: every state, event and change; no other file changes one. An event is a
+pure function from the stored record to the one to store; None: it does not apply any more (ended,
+moved, cancelled, another owner). states.py says what applies in which state; the function adds who
+owns it, which attempt, which place.
 """
 
 from collections.abc import Sequence
@@ -39,11 +37,9 @@ def placed(
     now_unix_s: float | None = None,
     declined: str = "",
 ) -> Record | None:
-    """Its owner, an admission, names the next place; written before the offer is concluded.
-
-    `attempt`: the newest that the owner knows of. Also from PLACED: a replica that declined stays
-    named until the next place is; `declined` says why it did. Without `now_unix_s` no timeline is
-    kept (here and in the other events): the simulator has none.
+    """Its owner, an admission, names the next place, before the offer is concluded. `attempt`: the
+    newest that it knows. From PLACED, too: one that declined stays named; `declined` says why.
+    Without `now_unix_s` no timeline is kept, here and in other events, as in the simulator.
     """
     if not applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
@@ -184,11 +180,9 @@ def lost(
     relegated: bool = False,
     limit: int,
 ) -> Record | None:
-    """The replica is lost and fenced; the sweep of admission `owner` read its log.
-
-    By the log the attempt made `resume`, ended for the reason `why` (empty: it did not end) and was
-    `relegated` at some time. At the `limit`th loss the request fails: a request that breaks engines
-    must not go round for ever.
+    """The replica is lost and fenced, and admission `owner` read its log: the attempt made
+    `resume`, ended for `why` (empty: it did not) and was `relegated` or not. At the `limit`th loss
+    the request fails: it may be what breaks engines.
     """
     if not applies(Event.LOST, record) or not _same_place(record, seen):
         return None

@@ -1,8 +1,6 @@
-"""The frame of OpenAI's responses: a body with the items of the output, or a stream of events, each
-with its number.
-
-A response has one choice. Its writer is that of a chat; here the parts of its message become items:
-texts are items of the type `message`, calls of tools are items of their own.
+"""The frame of OpenAI's responses: a body with items of output, or a stream of numbered events. It
+has one choice, written as a chat, whose parts become items: texts of type `message`, calls of tools
+by themselves.
 """
 
 from collections.abc import Mapping, Sequence

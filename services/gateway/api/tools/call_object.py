@@ -1,4 +1,4 @@
-"""Reads one call, a JSON object, piece by piece, as its arguments are sent on. Linear in the text."""
+"""Reads a call, a JSON object, piece by piece, to send its arguments on. Linear in the text."""
 
 import json
 import re

@@ -1,10 +1,9 @@
-"""An engine without a GPU. It takes the time that a profile predicts, keeps KV books, and makes
+"""An engine without a GPU: it takes the time that a profile predicts, keeps KV books, and makes
 readable tokens.
 
-The GPU has a timeline of its own. An iteration begins where the one before it ended if its work was
-handed over at once (ALLOWANCE_S after `execute` returned), else at the hand-over. So the lateness
-of Python does not add up, and a late plan still costs. A thread that slept longer than HICCUP_S too
-long was stopped, not late; then nothing is caught up.
+An iteration begins where the last ended if it was handed over at once (ALLOWANCE_S after `execute`
+returned), else at the hand-over: Python's lateness does not add up, a late plan costs. A thread
+that slept HICCUP_S too long was stopped, and catches nothing up.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,12 +72,10 @@ def _token(slot: _Slot, n: int) -> int:
 
 
 class SimEngine:
-    """Implements services.worker.engine.Engine.
-
-    `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by
-    `clock()`, a monotonic clock. With `wait` None nothing sleeps and nothing reads the clock. A
-    draft costs the fractions `facts.draft` of the profile (without one only the root of a
-    speculating entry is verified). The acceptance model decides which drafts are accepted.
+    """Implements services.worker.engine.Engine. `pace` multiplies every duration. `wait(seconds)`
+    sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A draft costs the
+    fractions `facts.draft` of the profile (none: only roots are verified), and the acceptance model
+    decides.
     """
 
     def __init__(

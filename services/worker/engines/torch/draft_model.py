@@ -1,9 +1,6 @@
-"""A draft model beside the target of the torch engine: it proposes trees of tokens by beam search,
-and keeps keys and values of its own.
-
-Its drafts depend on the text alone, never on a random number. So to draw the target's own token at
-a position, and to accept the draft that equals it, is the rule of rejection sampling: a draft is
-accepted with the target's probability of it (docs/decisions.md).
+"""A draft model beside the torch engine's target: it proposes trees by beam search, with KV of its
+own. Drafts depend on the text alone, never on a random number. So to draw the target's own token,
+and accept the draft that equals it, is rejection sampling (docs/decisions.md).
 """
 
 from collections.abc import Sequence
@@ -106,11 +103,8 @@ class DraftModel:
         return self._model.recorded
 
     def draft(self, asks: Sequence[Ask]) -> Drafted:
-        """Beam search: at each level the `width` likeliest extensions of the level before. What the
-        draft has not read of a request is read first.
-
-        A request whose nodes find no KV, or no room in the draft's context, gets fewer levels or
-        none.
+        """Beam search: at each level the `width` likeliest extensions. What is unread is read
+        first. Without KV, or room in its context, a request gets fewer levels or none.
         """
         depth = [self._prepare(ask) for ask in asks]
         levels = max(depth)

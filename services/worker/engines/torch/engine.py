@@ -1,14 +1,13 @@
 """An engine for a real model in Hugging Face format: paged KV, ragged mixed batches, chunked
 prefill.
 
-On a CPU it computes in float32, and its tokens are transformers' own. `dtype="bfloat16"` halves the
-weights. Where the processor multiplies bfloat16 in hardware it is several times faster at prefill,
-and slower at single decodes. On CUDA it computes in bfloat16.
+On a CPU it computes in float32, with transformers' own tokens. `dtype="bfloat16"` halves the
+weights; with hardware for it prefill is several times faster, single decodes slower. On CUDA:
+bfloat16.
 
-With a draft model a speculating entry is a tree of tokens (drafting.py), verified in the same pass.
-At each node of its path the target draws its own token (verification.py), from (seed, position) as
-without drafts, and goes on while that token was drafted. So the output is the same with and without
-drafts, whatever the request samples by. Without a draft model only the root is verified.
+A speculating entry is a tree of tokens (drafting.py), verified in the same pass. At each node the
+target draws its own token (verification.py), from (seed, position) as without drafts, and goes on
+while that was drafted: so the output is the same. Without a draft model only the root is verified.
 """
 
 import os
@@ -44,13 +43,11 @@ NOTHING_S = 0.002  # the duration of an iteration in which formats are compiled,
 
 class TorchEngine:
     """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
-    that it can run, and for a draft model with another tokenizer.
+    that it can run, or a draft with another tokenizer.
 
-    `kv_blocks` 0: what fits on a GPU, or 2048. `draft` is the folder of a draft model;
-    None: no drafts. `draft_kv_blocks` of its own KV; 0: a quarter more than the target has.
-    `profile` names the announced profile.
-    `dtype` is float32 or bfloat16; None means the device's default. It uses OMP_NUM_THREADS
-    threads, 1 without it (more threads than cores are far slower).
+    `kv_blocks` 0: what fits on a GPU, or 2048. `draft`: a draft model's folder, with
+    `draft_kv_blocks` (0: a quarter more than the target). `profile`: the announced one. `dtype`:
+    float32, bfloat16, or the device's default. Threads: OMP_NUM_THREADS, or 1.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
-"""The memory of the torch engine's keys and values: blocks of positions, and the sequence that
-holds each.
-
-Any block may go to any sequence, so a sequence can grow as long as a block is free. A new sequence
-begins where it has room to grow without a break, so that its keys mostly lie in one stretch, which
-kernels read in place. Sequences that begin with the same tokens share the blocks of these.
+"""The torch engine's KV: blocks of positions, and who holds each. Any block may go to any sequence.
+A new sequence begins where it can grow without a break, so that its keys mostly lie in one stretch,
+which kernels read in place. Sequences that begin alike share these blocks.
 """
 
 from collections import OrderedDict
@@ -63,11 +60,9 @@ class Place:
 
 
 class Blocks:
-    """The blocks of the pool and their owners. Ids are 0..total-1.
-
-    A block whose tokens are known by a hash (prefixes.py) outlives its owners: it is idle then, and
-    may be shared by later ones. Idle blocks count as free; the one that was left idle first goes
-    first. A shared block is full, so nobody writes to it again.
+    """The blocks of the pool, 0..total-1, and their owners. One known by a hash (prefixes.py)
+    outlives them: idle, it may be shared, and counts as free; the first left idle goes first. A
+    shared block is full, so nobody writes to it again.
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:

@@ -1,7 +1,6 @@
-"""Prefix caching: a sequence begins with the blocks that others have computed of the same tokens.
-
-A full block is known by a hash of its tokens and of the block before, as in vLLM. The hash is a
-cryptographic one, so that no client can make a text whose blocks pass for those of another.
+"""Prefix caching: a sequence begins with blocks that others computed of the same tokens. A full
+block is known by a hash of it and of the block before, as in vLLM; a cryptographic one, so no
+client can make its text pass for another's.
 """
 
 import hashlib

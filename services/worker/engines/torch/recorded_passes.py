@@ -1,10 +1,9 @@
-"""Whole passes of a model as CUDA graphs: a pass of a few rows takes a GPU less time than it takes
-Python to ask for its thousand kernels.
+"""Whole passes of a model as CUDA graphs: Python takes longer to ask for a thousand kernels than a
+GPU to run them.
 
-A graph computes what was recorded, in the same memory. So a batch is padded to one of few sizes,
-and its numbers are written where the recorded pass reads them. The usual sizes are recorded at the
-start, some others when they first come. Longer chunks, and batches that would be padded to very
-many positions, are computed without.
+A graph computes in the same memory: a batch is padded to one of few sizes, and its numbers written
+where the graph reads them. Usual sizes are recorded at the start, others when they come; long
+chunks and much padding are computed without.
 """
 
 from collections.abc import Callable, Iterator, Sequence

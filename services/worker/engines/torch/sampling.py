@@ -1,8 +1,6 @@
-"""Chooses tokens from logits, greedily or by a draw at (seed, position), for a whole batch at once.
-It also gives their log-probabilities.
-
-The computation of a row depends only on that row and its parameters, so its token is the same in
-any batch.
+"""Chooses tokens for a whole batch, greedily or by a draw at (seed, position), with their
+log-probabilities. A row depends on itself and its parameters alone, so its token is the same in any
+batch.
 """
 
 from collections.abc import Sequence
@@ -30,12 +28,9 @@ class Draw(NamedTuple):
 
 
 def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
-    """One token for each row of `logits` [B, vocabulary]. Equal (logits, draw) give equal tokens,
-    whatever else is in the batch.
-
-    Temperature comes first, then min-p, then top-k, then top-p over what is left. Tokens as likely
-    as the last one kept are kept too. The draw inverts the distribution cumulated in the
-    vocabulary's order.
+    """One token for each row of `logits` [B, vocabulary]; equal (logits, draw) give equal tokens.
+    Temperature first, then min-p, top-k, and top-p over the rest; what is as likely as the last
+    kept is kept. The draw inverts the distribution cumulated in the vocabulary's order.
     """
     tokens = [0] * len(wanted)
     greedy = [
@@ -140,7 +135,7 @@ def _among(shares: Tensor, points: Tensor) -> list[int]:
 
 
 def _invert(shares: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The index in `shares` [B, N] that each of `points` falls on, and its place within, in [0, 1)."""
+    """The index in `shares` [B, N] that each point falls on, and its place within, in [0, 1)."""
     cumulated = shares.double().cumsum(dim=-1)
     target = points * cumulated[:, -1:]
     picks = torch.searchsorted(cumulated, target, right=True)

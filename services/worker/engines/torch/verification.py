@@ -1,9 +1,6 @@
-"""The tokens of a batch: those that the target draws, one by one, and for as long as they were
-drafted.
-
-Position n of a request draws from (seed, n), with drafts and without. So the output is the same.
-Where the likeliest token is taken, and nothing written changes which it is, all nodes of a tree are
-looked at together; other requests go from node to node.
+"""The tokens of a batch: those that the target draws, while they were drafted. Position n draws
+from (seed, n), drafts or not, so the output is the same. Where the likeliest is taken, whatever is
+written, all nodes of a tree are looked at together; other requests go node by node.
 """
 
 from collections.abc import Sequence

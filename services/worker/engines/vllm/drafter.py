@@ -1,12 +1,9 @@
 """vLLM's proposers, asked for drafts at the beginning of the iteration that verifies them.
 
-vLLM proposes at the end of each step, for every request of it, before anybody knows what the next
-plan wants. Here nothing is proposed then. The engine asks before its step instead, for the requests
-whose plan wants drafts alone, and as deep as that plan wants them. A draft model first reads what
-it lacks of each request, at the first drafts the whole text; its KV lies in the request's own
-blocks. So an iteration without drafts costs nothing of them.
-
-These functions are called in each vLLM process that has a part of the model.
+vLLM proposes at a step's end, for every request, before the next plan is known. Here the engine
+asks before its step, only for requests that the plan lets draft, and as deep. A draft model first
+reads what it lacks; its KV lies in the request's blocks. Without drafts it costs nothing. These
+functions are called in each vLLM process that has a part of the model.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,12 @@
-"""vLLM under our plans. The model, KV cache, sampler and grammars are vLLM's; the plan decides what
-each iteration computes for which request.
+"""vLLM under our plans: its model, KV cache, sampler and grammars; the plan decides what each
+iteration computes.
 
-One plan is one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. The worker
-decides where an output ends and which text of it is sent, as with every engine. Prefix caching is
-vLLM's: a request that begins may find positions computed already, and is then further than its
-entry planned.
+One plan is one step of its engine core, whose scheduler is `PlannedScheduler`. The worker decides
+where an output ends and which text is sent. Prefix caching is vLLM's: a request that begins may be
+further than its entry planned. Drafts are vLLM's, made as they are verified (drafter.py).
 
-Drafts are vLLM's, made at the beginning of the iteration that verifies them (`vllm_drafter.py`).
-
-Deviation from the seam: a request with a seed continues its draws alike after a preemption, but not
-on another replica. With drafts its draws are the same only under equal plans.
+Deviation from the seam: a seeded request draws alike after a preemption, but not on another
+replica; with drafts only under equal plans.
 """
 
 import gc

@@ -1,8 +1,6 @@
-"""Seeded requests in chunks, on a CPU.
-
-vLLM samples for every request of a batch, even one whose prompt continues in the next chunk, and
-then takes back what its generator drew. CPU generators cannot take a draw back; they raise. So here
-they do not draw for such a request.
+"""Seeded requests in chunks, on a CPU. vLLM samples for every request, also within a prompt, and
+takes back what its generator drew, which CPU generators cannot. So here they do not draw for such a
+request.
 """
 
 from collections.abc import Callable

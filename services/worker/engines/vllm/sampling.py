@@ -1,7 +1,5 @@
-"""Our sampling parameters as vLLM's.
-
-vLLM draws tokens, and the worker decides where an output ends. So vLLM gets no limit, no stop
-string and no end of sequence; it gets only the tokens that it must not draw before `min_tokens`.
+"""Our sampling parameters as vLLM's. The worker decides where an output ends, so vLLM gets no
+limit, stop string or end of sequence, but the tokens not to draw before `min_tokens`.
 """
 
 from typing import assert_never
@@ -18,12 +16,9 @@ STAND_IN_SEED = 2**63 - 1  # the seed that draws instead
 def sampling_params(
     sampling: Sampling, *, max_model_len: int, generated: int = 0
 ) -> SamplingParams:
-    """vLLM's parameters for a request of which `generated` output tokens count as prompt. Raises
-    VLLMClientError for values that vLLM does not take.
-
-    A request without a seed of its own gets none here either: a generator for each row makes
-    sampling slow. The input processor adds the model's own ends of sequence to the tokens masked
-    before `min_tokens`.
+    """vLLM's parameters for a request whose `generated` tokens count as prompt. Raises
+    VLLMClientError for values that it does not take. Without a seed there is none here either: a
+    generator a row is slow. vLLM adds the model's own ends to what `min_tokens` masks.
     """
     params = SamplingParams(
         temperature=sampling.temperature,

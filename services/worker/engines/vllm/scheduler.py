@@ -1,9 +1,8 @@
 """vLLM's scheduler, held to one batch plan per iteration: constrained, then delegated to.
 
-The plan decides what is computed and for which request. Blocks, prefix cache, sampling state and
-the count of computed tokens stay vLLM's. A request that is not in the plan appears to vLLM as one
-that asks for nothing: a running request has a quota of 0, and a request without KV is not in the
-queue. Quotas are checked against free blocks beforehand, so vLLM never has to choose a victim.
+Blocks, prefix cache, sampling state and counts stay vLLM's. A request not in the plan asks for
+nothing: its quota is 0, or, without KV, it is not in the queue. Quotas are checked against free
+blocks, so vLLM never chooses a victim.
 """
 
 import time

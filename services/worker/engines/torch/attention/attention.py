@@ -1,7 +1,6 @@
-"""Attention of a whole mixed batch, in place of the attention of transformers' models.
-
-One forward pass carries the batch as a single row of T packed tokens. Every layer writes their keys
-and values to the pool, then each sequence attends over its own positions there.
+"""Attention of a whole mixed batch, in place of transformers'. A pass carries a single row of T
+packed tokens. Every layer writes keys and values to the pool; then each sequence attends over its
+own.
 """
 
 from collections.abc import Callable, Sequence

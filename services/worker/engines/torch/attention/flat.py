@@ -1,10 +1,9 @@
-"""A transformers model's forward pass as one flat function: the same operations with less overhead
-around them.
+"""A transformers model's forward pass as one flat function, with less overhead: at small batches
+Python takes most of an iteration.
 
-At small batches Python takes most of an iteration: modules that call modules, masks that nothing
-reads, casts to the type that a tensor already has. `torch.export` records what the model computes
-(no compiler is needed). This file removes operations without effect, merges projections of the same
-input into one matrix product, and binds the weights as arguments. Attention stays a call of ours.
+`torch.export` records what the model computes (without a compiler). Operations without effect go,
+projections of one input become one product, and weights are bound as arguments. Attention stays a
+call of ours.
 """
 
 import math
@@ -48,12 +47,9 @@ _library.impl("attend", _shape_only, "CompositeExplicitAutograd")
 def flatten(
     call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend, device: torch.device
 ) -> Forward:
-    """`call(ids, positions, rows)` runs `owner`'s forward pass on `device` with `traced_attend` for
-    attention.
-
-    The merged projections become views of one matrix in `owner` as well, so that no weight is held
-    twice. Raises the exception of torch.export for a model that it cannot follow, and ValueError
-    for a model whose operations depend on the number of tokens.
+    """`call(ids, positions, rows)` runs `owner`'s forward pass on `device` with `traced_attend`.
+    Merged projections become views of one matrix in `owner`, too. Raises torch.export's exception
+    for a model that it cannot follow, ValueError where operations depend on the number of tokens.
     """
 
     class Entry(torch.nn.Module):

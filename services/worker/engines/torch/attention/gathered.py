@@ -1,9 +1,6 @@
-"""Attention on any device that torch knows: what a batch sees is gathered from the pool.
-
-Chunks and decodes are packed (attention_packed.py) where there is a kernel for it. Otherwise short
-ones are computed together, as trees are (padded_rows.py), and each longer one alone. It copies what
-it reads, and serves devices and types for which attention_in_place.py has no kernels. All positions
-reach the device in one copy.
+"""Attention on any device: what a batch sees is gathered (copied) from the pool. Chunks and decodes
+are packed (packed.py) where a kernel can; else short ones are computed together, as trees are
+(padded_rows.py), and longer ones alone. All positions reach the device in one copy.
 """
 
 import itertools

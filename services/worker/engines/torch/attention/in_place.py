@@ -1,12 +1,9 @@
-"""Attention on a CPU that reads keys and values where they lie in the pool. Nothing of the cache is
-copied.
+"""Attention on a CPU that reads keys and values where they lie in the pool.
 
-Chunks are computed stretch by stretch: torch's flash kernel attends over a view of the pool, and
-the results of several stretches are combined by their weights (the logsumexp of each). A chunk sees
-its own tokens directly. Decodes, the nodes of trees and the tokens of short chunks are computed
-together, however scattered and long they are: a sparse matrix holds which query sees which row of
-the pool, one kernel computes its scores, and another the weighted sums of the values. Where torch
-lacks these kernels, they are computed as chunks are.
+Chunks go stretch by stretch: torch's flash kernel attends over a view of the pool, and results
+combine by their weights (the logsumexp of each). A chunk sees its own tokens directly. Decodes,
+nodes of trees and short chunks go together, however scattered: a sparse matrix holds which query
+sees which row, and two kernels compute scores and sums. Without these they are computed as chunks.
 """
 
 import itertools

@@ -1,8 +1,6 @@
-"""Attention of many chunks and decodes in one call of a kernel, whatever their lengths.
-
-What they see is gathered, one sequence behind the other, without padding. The kernel is flash
-attention, which a GPU has for half-precision numbers. Its mask is causal and ends at the last
-position of each sequence, so chunks that stand on cached tokens need no mask of their own.
+"""Attention of many chunks and decodes in one call of flash attention, which a GPU has for half
+precision. What they see is gathered, one behind the other, without padding. The mask is causal and
+ends with each sequence, so chunks on cached tokens need none of their own.
 """
 
 import itertools

@@ -1,7 +1,5 @@
-"""Attention of many short parts of a batch at once, padded to one shape.
-
-Decodes, trees, and chunks of a few tokens are cut into runs of rows. All runs have the same number
-of rows then, and see the same number of positions: what a run lacks is padding.
+"""Attention of many short parts of a batch at once. Decodes, trees and short chunks are cut into
+runs of equally many rows that see equally many positions: what a run lacks is padding.
 """
 
 from collections.abc import Sequence
