@@ -44,11 +44,9 @@ def _mean_s(at_unix_s: tuple[float, ...]) -> float:
 
 
 class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The timing of one request's tokens, folded over their emissions, across attempts.
-
-    Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1
-    was *due*, so being early banks slack. Without a TTFT the pace is anchored at the first token
-    itself.
+    """The timing of a request's tokens, folded over emissions and attempts. Deadlines are
+    cumulative (QoServe Eq. 1-3): token n is due its stage's pace after token n-1 was *due*, so
+    being early banks slack. Without a TTFT the pace begins at the first token.
     """
 
     tokens: Count = 0
@@ -84,10 +82,8 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def emit(
         self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None
     ) -> "Measure":
-        """The measure after n more tokens reached the client together at `at_unix_s`.
-
-        `thinking_tokens`: the thinking has ended, and exactly so many of all its tokens are
-        thinking (0: it never thought); None: nothing new is known.
+        """The measure after n more tokens came at `at_unix_s`. `thinking_tokens`: thinking has
+        ended, after so many tokens (0: none); None: nothing new is known.
         """
         if n == 0:
             return self

@@ -1,7 +1,6 @@
-"""The timeline of a request: where its time went, what happened to it, and its first late token.
-
-It travels with the request, across attempts. Whoever has the request adds to it: admission and
-relegation by the events of its record, the worker by its iterations (time_accounting.py).
+"""The timeline of a request: where its time went, what happened, and its first late token. It
+travels along: admission and relegation add events of its record, the worker iterations
+(time_accounting.py).
 """
 
 from collections.abc import Iterable, Sequence

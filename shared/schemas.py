@@ -1,8 +1,6 @@
-"""Every message and record that crosses NATS.
-
-The structs are frozen, and tagged where a subject carries more than one kind. New fields carry
-defaults. Arrays of slots, tokens and counts are little-endian int32 bytes (shared/columns.py). The
-subjects are in shared/subjects.py.
+"""Every message and record that crosses NATS: frozen structs, tagged where a subject has several
+kinds. New fields have defaults. Arrays of slots, tokens and counts are little-endian int32 bytes
+(shared/columns.py).
 """
 
 import math
@@ -521,9 +519,8 @@ class PoolDigest(Struct, frozen=True, kw_only=True):
 
 
 class EngineTime(Struct, frozen=True, kw_only=True):
-    """The seconds in which an engine held work, since its worker began: it computed, waited for a
-    plan, or was late. `late_s` is what is left: hand-overs, and sleeps of a simulated engine that
-    ended too late, less what it caught up on.
+    """The seconds in which an engine held work, since its worker began: computing, waiting for a
+    plan, or late. `late_s`: hand-overs and sleeps that were too long, less what was caught up.
     """
 
     exec_s: float = 0.0
@@ -595,11 +592,9 @@ HoldAnswer = OfferAccepted | OfferDeclined | OfferInDoubt
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The speculation of one plan. The worker drafts; then a pure function of the policy selects
-    the drafts to verify.
-
-    Columns are parallel to the plan's entries. The `cap` of a speculating entry counts its verified
-    tokens, the root included.
+    """The speculation of one plan: the worker drafts, then a pure function of the policy selects
+    what to verify. Columns run along the entries; a `cap` counts verified tokens, the root
+    included.
     """
 
     # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
@@ -661,12 +656,10 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
-    """The outcome of one iteration: an entry of the ack log, and, once stored, the message to the
-    planner.
-
-    `slots`, `computed` (KV positions filled) and `emitted` (tokens) are parallel; `tokens` and
-    `texts` follow `emitted`. An ack with plan_seq 0 carries ends that happened between iterations.
-    `ack_seq` counts an incarnation's acks from 1, without holes, so a missed ack is noticed.
+    """The outcome of an iteration: an entry of the ack log, then the message to the planner.
+    `slots`, `computed` (KV positions) and `emitted` (tokens) are parallel; `tokens` and `texts`
+    follow `emitted`. plan_seq 0: ends between iterations. `ack_seq`: an incarnation's acks from 1,
+    without holes.
     """
 
     replica: ReplicaId
@@ -715,10 +708,9 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
-    """An attempt left its replica, and its last token is in the log. Repeated until settled.
-
-    `why` is a FinishReason, or `relegated`, `offloaded`, `drained` or `engine died` if the request
-    must go on elsewhere from `resume`.
+    """An attempt left its replica, its last token in the log; repeated until settled. `why`: a
+    FinishReason, or `relegated`, `offloaded`, `drained`, `engine died`: then it goes on from
+    `resume`.
     """
 
     key: RequestKey
@@ -776,11 +768,9 @@ LogEntry = PlanAck | Snapshot | Registered | Fenced
 
 
 class Resync(Struct, frozen=True, kw_only=True):
-    """A planner asks for the worker's state, page by page. The worker drops the plans that it has
-    not begun, and obeys `epoch` from now on.
-
-    `sync` numbers the resyncs of a lease: the worker refuses plans and holds sent before the newest
-    resync.
+    """A planner asks for the worker's state, page by page; the worker drops plans not begun, and
+    obeys `epoch`. `sync` numbers a lease's resyncs: plans and holds sent before the newest are
+    refused.
     """
 
     epoch: Number

@@ -36,13 +36,9 @@ class ServiceClass(StrEnum):
 
 
 class RecordState(StrEnum):
-    """The state of a record as it is stored; shared/core/record/record.py has every change of it.
-
-    ACTIVE is stored as "placing", which is older than its meaning, so that records written before
-    an upgrade stay readable. The stored state does not say whether an active request waits for a
-    place or has one, since `Record.replica` says it; nor whether that replica holds it, since only
-    the worker knows and recording it would cost one more write per request. `record.state_of`
-    derives the first.
+    """The state of a record as stored; shared/core/record/record.py has every change. ACTIVE is
+    stored as "placing". Whether it has a place `Record.replica` says (`record.state_of`), whether
+    that replica holds it only the worker: one more write per request otherwise.
     """
 
     ACTIVE = "placing"  # an admission looks for a place, or the record names one
@@ -85,13 +81,11 @@ class Missed(StrEnum):
 
 
 class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The service level objective of one request. Any bound may be absent; the earliest deadline
-    governs.
+    """The objective of one request. Any bound may be absent; the earliest deadline governs. `*_x`:
+    a multiple of its zero-load time, which admission resolves.
 
-    `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds. A
-    request whose SLO names `thinking_tbt_s` thinks first: that is its pace up to and including the
-    end-of-thinking token, and `tbt_s` its pace after it. The stages of other requests are not
-    followed, since nothing depends on them.
+    With `thinking_tbt_s` it thinks first: its pace up to and including the end-of-thinking token,
+    `tbt_s` after it. Others' stages are not followed.
     """
 
     ttft_s: Seconds | None = None

@@ -1,8 +1,6 @@
-"""Room that tenants share, and the line in which what they send waits for its turn.
-
-A tenant alone may have all of the room. While several have something there, each has a share by its
-weight, and what is within its share is let in whatever the others hold: they get nothing more until
-they are back within theirs.
+"""Room that tenants share, and the line for their turn. One alone may have all of it. Where several
+have something there, what is within a tenant's share by weight is let in, and the others get
+nothing more until they are back within theirs.
 """
 
 from collections import deque

@@ -16,10 +16,8 @@ def names() -> list[str]:
 
 
 def folder(name_or_path: str) -> Path:
-    """The folder of a shipped model by its name, or any folder by its path. A text with a slash, or
-    the name of a folder here, is a path.
-
-    Raises: ConfigError if there is no such model. The reader of a folder judges its contents.
+    """A shipped model's folder by name, or any by path (with a slash, or a folder here). Raises
+    ConfigError if it is not there. Whoever reads it judges its contents.
     """
     if name_or_path in names():
         return FOLDER / name_or_path

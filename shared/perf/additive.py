@@ -10,12 +10,9 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class AdditiveProfile:
-    """curve(tokens) + the terms below. `curve_s` holds the curve at 0, 1, 2, ... tokens,
-    per-iteration overhead included.
-
-    Every look-up costs the same, and any curve, however it was fitted, is made monotone once, when
-    it is built. No term is negative and `curve_s` never falls, so the whole is monotone in every
-    sum.
+    """curve(tokens) + the terms below. `curve_s` is the curve at 0, 1, 2, ... tokens, with the
+    overhead per iteration, made monotone when built. No term is negative, so the whole is monotone
+    in every sum.
     """
 
     name: str

@@ -10,11 +10,9 @@ FARTHEST = 10.0  # from what was announced
 
 
 class DraftCorrection:
-    """`now` is the draft model as policies see it; None: there is none.
-
-    It learns the ratio of steps, and takes that of reading to be the same. Iterations in which the
-    draft begins with a request are left out: the engine alone knows how much of the context was
-    found in a cache.
+    """`now`: the draft model as policies see it, or None. It learns the ratio of steps, and takes
+    reading's to be the same; without iterations in which the draft begins with a request, as only
+    the engine knows what its cache held.
     """
 
     def __init__(self, announced: Draft | None) -> None:

@@ -1,11 +1,9 @@
 """A profile fitted to measured iterations, with the error that remains: the piecewise form of
 shared/perf/forms.py.
 
-The fit minimises the mean of |predicted - measured| / measured with no coefficient below 0. So it
-is monotone as it stands, and a few stalled iterations do not pull it. Its error comes from
-cross-validation: every iteration is judged by a fit that did not see it.
-
-The fit is deterministic: the same timings in the same order give the same file.
+It minimises the mean of |predicted - measured| / measured, with no coefficient below 0: monotone,
+and a few stalls do not pull it. Its error is cross-validated: each iteration is judged by a fit
+that did not see it. The same timings give the same file.
 """
 
 from collections.abc import Sequence
@@ -122,11 +120,9 @@ def _fit_error(regimes: Sequence[Regime], off: Column, against: str) -> FitError
 
 
 def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
-    """[timings, coefficients]: 1, tokens between each knot and the next, chunks, the prefills'
-    sums, any decode, decodes, their context, their drafts.
-
-    Tokens count between knots rather than above them, so that coefficients of at least 0 make the
-    curve rise and need not make it convex.
+    """[timings, coefficients]: 1, tokens between knots, chunks, the prefills' sums, any decode,
+    decodes, their context, their drafts. Between knots rather than above them, so coefficients >= 0
+    make the curve rise, but need not make it convex.
     """
     rows = np.array(shapes, dtype=np.float64)
     prefills, square, cross, decodes, context, drafts = rows[:, [1, 2, 3, 5, 6, 7]].T

@@ -1,13 +1,12 @@
-"""The published forms of a curve over tokens plus attention terms: their coefficients, in seconds,
-as a profile file holds them.
+"""The published forms of a curve over tokens plus attention terms: their coefficients in seconds,
+as profile files hold them.
 
-Symbols in the formulas: T tokens of the batch; P, D 1 when it has any prefill or decode; per
-prefill chunk l_in new tokens on l_has cached ones; n decodes with ctx cached tokens in all, and the
-drafts that they verify.
+Symbols: T tokens of the batch; P, D 1 when it has any prefill or decode; per prefill chunk l_in new
+tokens on l_has cached ones; n decodes with ctx cached tokens in all, and the drafts that they
+verify.
 
-Fits are not always monotone: a measured table wiggles, a slope comes out slightly negative. A
-planner inverts the profile and does better early than late, so every form leans upwards: a curve is
-replaced by its running maximum over tokens, and a negative coefficient counts as 0.
+Fits are not always monotone (a table wiggles). A planner inverts the profile, and is better early
+than late: a curve becomes its running maximum over tokens, and a negative coefficient counts as 0.
 """
 
 from collections.abc import Callable

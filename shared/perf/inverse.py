@@ -13,12 +13,10 @@ def largest_chunk(
     limit: int,
     guess: int | None = None,
 ) -> int:
-    """The most tokens (0..limit) of one more chunk on `cached` tokens whose predicted seconds fit
-    `budget_s`.
+    """The most tokens (0..limit) of one more chunk on `cached` tokens whose seconds fit `budget_s`.
 
     `batch_s` must be monotone. The returned value was itself evaluated, so it fits despite
-    rounding. `guess`, from 0 to `limit`, saves time where it is right, and changes nothing where it
-    is not; without one, it is `limit`.
+    rounding. `guess` (0..limit, `limit` without one) saves time where it is right.
     """
     near = limit if guess is None else guess
     fits, exceeds = 0, limit + 1

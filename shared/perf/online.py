@@ -36,12 +36,11 @@ class Regime(IntEnum):
 
 
 class Speed:
-    """The logarithm of measured / predicted over all iterations, in three memories: long, shorter
-    and very short.
+    """log(measured / predicted) over all iterations in three memories, of which the one with the
+    smallest recent error counts: in peace the long one, soon after another process comes or goes
+    the short.
 
-    The memory with the smallest recent error counts. In peace that is the long one, since it
-    scatters least; within a few iterations after another process comes or goes, it is the short
-    one. Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three memories.
+    Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three memories.
     """
 
     __slots__ = ("_logs", "_seen", "_wrong", "log")
@@ -97,11 +96,9 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """A profile times a factor for each regime, with the overhead of an iteration on top.
-
-    Regimes may drift apart, so a mixed batch is never predicted faster than its decodes alone or
-    its prefills alone. Otherwise one more chunk could lower a prediction, and the inverse would not
-    be defined.
+    """A profile times a factor per regime, with the overhead of an iteration. Regimes may drift
+    apart, so a mixed batch is never faster than its decodes or prefills alone: else the inverse is
+    not defined.
     """
 
     base: Profile
@@ -140,14 +137,13 @@ class Scaled:
 
 
 class Corrected:
-    """A profile scaled by measurements, with the overhead of an iteration on top; itself a Profile.
-    One planner core owns it, and only that core calls `observe`. `now` is the profile as it is
-    corrected at present: the same object as long as predictions stay the same.
+    """A profile scaled by measurements, with the overhead of an iteration; itself a Profile. One
+    core owns it, and only that calls `observe`. `now` is the same object while predictions stay the
+    same.
 
-    Whatever slows the machine slows all iterations, so one ratio is shared and follows fast. The
-    differences of regimes are learned slowly beside it. They are 1 on average over the iterations,
-    so that a regime without observations takes the ratio of the others. Predictions lean up by the
-    regime's scatter. The same observations give the same predictions.
+    What slows the machine slows all iterations: one shared ratio follows fast. Differences of
+    regimes, 1 on average, are learned slowly beside it. Predictions lean up by the regime's
+    scatter. The same observations give the same predictions.
     """
 
     def __init__(self, base: Profile) -> None:

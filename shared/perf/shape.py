@@ -7,12 +7,10 @@ from numpy.typing import NDArray
 
 
 class BatchShape(NamedTuple):
-    """One mixed batch. A prefill chunk of `l_in` new tokens stands on `l_has` cached ones.
-
-    A speculating decode counts as a decode, which reads its KV once. Its drafts are new tokens on
-    its context that belong to no chunk: one kernel verifies all trees, so they do not pay the fixed
-    cost of a chunk (1.3 to 2.2 ms in our profiles). They also count by themselves: each needs
-    logits, from which a token is drawn, and most tokens of a prompt do not.
+    """One mixed batch. A chunk of `l_in` new tokens stands on `l_has` cached ones. A speculating
+    decode counts as one. Its drafts are new tokens on its context without a chunk's fixed cost (1.3
+    to 2.2 ms in our profiles): one kernel verifies all trees. They also count by themselves: each
+    needs logits.
     """
 
     prefill_tokens: int = 0  # sum l_in

@@ -77,13 +77,12 @@ class StratifiedLinear(
 
 @dataclass(frozen=True, slots=True)
 class StratifiedProfile:
-    """The fit, made monotone. As published it falls where a batch enters the next stratum, and with
+    """The fit, made monotone: as published it falls where a batch enters the next stratum, and with
     decodes in the upper one.
 
-    A batch is never predicted faster than the same batch with fewer tokens. Every stratum that it
-    reaches is evaluated, a lower one at its own bound with the dearer tokens counted first, and the
-    largest result counts. A token of negative cost counts as free. On the published coefficients
-    this changes batches of 513 to about 700 tokens, and larger ones by 14 us per decode.
+    Every stratum that a batch reaches is evaluated, a lower one at its bound with the dearer tokens
+    first, and the largest counts; negative costs count as free. On the published coefficients this
+    changes batches of 513 to about 700 tokens, and larger ones by 14 us per decode.
     """
 
     name: str

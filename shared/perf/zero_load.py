@@ -28,12 +28,9 @@ def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
 
 
 def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """The mean decode iteration after the first token. For an output of one token it is the time
-    that a second would take.
-
-    It is the mean of the first and the last decode: exact where a decode's time is linear in its
-    context, too high where it is convex. Every form we ship is one of the two, and outputs can be a
-    million tokens long.
+    """The mean decode iteration after the first token (of one token: of a second). It is the mean
+    of the first and the last decode: exact where time is linear in the context, too high where
+    convex, as all shipped forms are one or the other. Outputs can be a million tokens long.
     """
     first_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens))
     last_s = profile.batch_s(

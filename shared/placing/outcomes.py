@@ -1,9 +1,7 @@
-"""The metrics of what became of each request: one count for one outcome, so that what was attained
-can be read over what was *offered*.
-
-A request is offered if it asked for a place: it ended, or was refused for want of capacity (again
-each time that it comes again). One that its client cancelled before anything was late is not, nor
-is one that no engine could serve. Everything offered has met its SLO or is one violation.
+"""The metrics of what became of requests: one count per outcome, so that what was attained can be
+read over what was *offered*: what ended, or was refused for want of capacity, each time. Not what
+its client cancelled before it was late, or no engine could serve. All offered has met its SLO or is
+one violation.
 """
 
 from collections.abc import Callable, Collection
@@ -30,9 +28,8 @@ OF_VLLM = {
 
 
 class Outcomes:
-    """The counts of one process. `model`: the name that the fleet's workers announce. `tiers`:
-    those of the fleet, which may change. They are shown from the start, since a rate cannot be
-    taken of a number that was not there before.
+    """The counts of one process. `model`: the announced name. `tiers`: the fleet's, which may
+    change; shown from the start, since a rate needs a number that was there before.
     """
 
     def __init__(

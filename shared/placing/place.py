@@ -1,8 +1,6 @@
-"""The steps of placing a request at a replica and taking it back, for admission and relegation.
-
-A worker takes a request in only if the record names that place. An offer in doubt is withdrawn at
-the worker (or the replica is fenced) before the request goes elsewhere. So at any time at most one
-attempt can publish to the client.
+"""Placing a request at a replica, and taking it back, for admission and relegation. A worker takes
+only what the record places there. An offer in doubt is withdrawn (or the replica fenced) before the
+request goes elsewhere: one attempt at most can publish.
 """
 
 from contextlib import suppress
@@ -110,9 +108,8 @@ class Placer:
         return OfferDeclined(reason="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
-        """The end of the attempt with its output; None if the worker never had the attempt and
-        never will. Raises BusTimeout while the worker does not answer, also where another
-        incarnation has its place: then its log says what became of the attempt.
+        """The end of the attempt with its output; None: the worker never had it and never will.
+        Raises BusTimeout without an answer, also of another incarnation: its log tells then.
         """
         assert record.replica is not None
         ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)

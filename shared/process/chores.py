@@ -19,12 +19,9 @@ T = TypeVar("T")
 
 
 class Chores:
-    """A task group, and the subscriptions whose handlers start tasks in it. The subscriptions end
-    before the group does.
-
-    The process that needs an answer or a notice asks for it again. So a bus that cannot carry one
-    now, or a peer that sent something impossible, is logged and does not stop the service. Any
-    other exception ends it.
+    """A task group, and the subscriptions whose handlers start its tasks, which end first. Who
+    needs an answer asks again, so a bus that cannot carry one, or an impossible message, is logged;
+    any other exception ends the service.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,9 @@
-"""Configuration of one process: defaults, then the TOML file named by SLACKLINE_CONFIG, then the
-environment.
+"""Configuration of a process: defaults, the TOML file named by SLACKLINE_CONFIG, the environment.
 
-Each service has one frozen struct and one section. A key of its section is set in the file under
-`[<section>]` or by SLACKLINE_<SECTION>_<FIELD>. The keys that all services share (FLEET_KEYS) stand
-at the top of the file or in SLACKLINE_<KEY>, and a section may override them. Every section but the
-gateway's, which serves HTTP anyway, also has the fields of Watched. An unknown key or a value of
-the wrong type stops the start: a setting that is silently ignored is worse.
+Each service has one frozen struct and one section, `[<section>]` or SLACKLINE_<SECTION>_<FIELD>.
+Keys that all share (FLEET_KEYS) stand at the top or in SLACKLINE_<KEY>; a section may override
+them. Every section but the gateway's has Watched's fields. An unknown key or a wrong type stops the
+start: ignoring it silently is worse.
 """
 
 import os
@@ -83,12 +81,8 @@ def _constant(kind: Any) -> bool:
 
 
 def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) -> T:
-    """The configuration of one service.
-
-    Environment values are read as their field's type; lists, tables and structs are written as
-    JSON.
-    Raises: ConfigError for an unknown key, a value that does not fit, or a required one that is
-        missing.
+    """The configuration of one service. Environment values are read as their type; lists, tables
+    and structs are JSON. Raises ConfigError for unknown keys, wrong or missing values.
     """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in settings_in(kind)}

@@ -1,9 +1,8 @@
-"""The loop of a service whose decisions a core makes: wait for an event or the core's next wake-up,
-feed the core, perform its actions.
+"""The loop of a service whose decisions a core makes: wait for an event or the next wake-up, feed
+the core, perform its actions.
 
-The planner, admission and relegation run this loop; the simulator feeds the same cores from its
-timeline. The worker does not: its core has no timers, its clock is the engine that asks for the
-next turn when it is free, and it answers its callers (hold, withdraw, resync) by return value.
+Planner, admission and relegation run it; the simulator feeds the same cores. Not the worker, whose
+core has no timers, has the engine for a clock, and answers by return value.
 """
 
 import asyncio
@@ -45,11 +44,8 @@ class Core(Protocol[EventIn, ActionOut]):
 
 
 class Inbox(Generic[E]):
-    """The events that wait for one core, in the order in which they came, up to a limit.
-
-    `offer` refuses an event when the inbox is full, and its caller decides what that means. `put`
-    never refuses: it is for results of the core's own actions, which are no more than the actions
-    under way.
+    """The events that wait for a core, in order, up to a limit. `offer` refuses one when full, and
+    its caller decides. `put` never does: it is for results of the core's own actions.
     """
 
     def __init__(self, limit: int, join: Callable[[E, deque[E]], E] | None = None) -> None:
@@ -125,13 +121,10 @@ async def drive(
 ) -> None:
     """Feed `core` until it is idle with a draining inbox, or until cancelled.
 
-    Events go in one after the other, in the order in which they came; a Tick goes in at the instant
-    that the core asked for, and never before. `perform` is awaited for each action of an event
-    before the next event is handled; a service may let it start a task, whose result returns as an
-    event. `on_step` receives the seconds that each step of the core took.
-
-    Raises: what `Inbox.fail` was given, what `perform` raises, and AssertionError where the books
-        of the core do not balance (see Audit).
+    Events go in as they came, a Tick when the core asked for it, never before. `perform` is awaited
+    for each action before the next event; it may start a task, whose result returns as an event.
+    `on_step` gets each step's seconds. Raises what `Inbox.fail` was given or `perform` raises, and
+    AssertionError (see Audit).
     """
     audit = Audit(core, name, clock)
     # when the last event was handled; None: the event loop has had a turn since

@@ -1,17 +1,13 @@
 """One time for all processes of a fleet, whatever the clocks of their hosts say.
 
-A record, an offer and an ack carry instants that other processes compare with their own clock. So
-each process moves its clock (shared/clock.py) to that of the NATS server that leads the leases:
-at its start, and again every SYNC_S by slewing. It asks as NTP does; half of the fastest round trip
-bounds the error.
+Records, offers and acks carry instants that others compare with their clock. So each process moves
+its clock (shared/clock.py) to that of the NATS server that leads the leases, at its start and,
+slewing, every SYNC_S. It asks as NTP does; half of the fastest round trip bounds the error.
 
-Where the server's clock jumps, by a step or since another server leads, the fleet keeps its time:
-a process that finds the server more than AGREE_S away asks what time the others have. One that
-begins then takes theirs. One that has lost time itself (its virtual machine was paused) finds that
-the others agree with the server, and jumps.
-
-What the host's own wall clock says is compared, too: beyond WARN_S it is logged and exported,
-beyond UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
+If the server's clock jumps the fleet keeps its time: who finds it more than AGREE_S away asks the
+others. One that begins takes theirs; one that was paused finds that they agree with the server, and
+jumps. A host's wall clock beyond WARN_S is logged and exported, beyond UNREADY_S the gateways'
+/ready names the service (services/gateway/clocks.py).
 """
 
 import asyncio

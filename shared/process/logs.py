@@ -1,11 +1,9 @@
-"""Logs: one JSON object a line on stdout, with events named `noun.verb` and facts as fields with
-units in their names.
+"""Logs: a JSON object a line on stdout, events named `noun.verb`, facts as fields with units. Cores
+never log; their shells do. A filtered call costs an attribute lookup and an empty function.
 
-Cores never log; their shells do. A filtered call costs one attribute lookup and an empty function.
-Logging never raises: a line that cannot be written (a full disk, a closed stdout) is dropped, and
-the next line that can be written says in `lines_dropped` how many were. Others can cause warnings:
-of one event there are LINES_A_MINUTE at most, and the next one says in `lines_left_out` how many
-more there would have been.
+Logging never raises: a line that cannot be written is dropped, and the next says in `lines_dropped`
+how many were. Of a warning there are LINES_A_MINUTE at most; the next says how many more in
+`lines_left_out`.
 """
 
 import json

@@ -59,13 +59,12 @@ class Rotation:
 
 
 class TicketOrder:
-    """Two pools, each in an order of its own (Ascendra sections 4 and 6.1). `high` is the pool that
-    serves requests about to be late.
+    """Two pools, each in an order of its own (Ascendra sections 4 and 6.1); `high` serves requests
+    about to be late.
 
-    A request that was offloaded asks the high pool, then the other. Any other request asks the
-    first replica of the high pool that has a ticket out, which means that nothing waits there; then
-    the other pool; then the rest of the high pool. To ask a second replica with a ticket would use
-    up the hops.
+    An offloaded request asks the high pool, then the other. Others ask the first of the high pool
+    with a ticket out (nothing waits there), then the other pool, then the rest: a second ticket
+    would use up the hops.
     """
 
     def __init__(self, high: str, in_high: Picker, in_low: Picker) -> None:

@@ -1,12 +1,9 @@
-"""Routing: the order in which replicas are asked to take a request, best first.
+"""Routing: the order in which replicas are asked, best first. *Filters* say which may be asked at
+all, *scorers* give each a tuple of scores, of which later ones break ties, and a *picker* puts them
+in order. One more concern is one more scorer, at its place.
 
-A pipeline has three stages. *Filters* say which replicas may be asked at all. *Scorers* give each
-of these a tuple of scores, in the order of the scorers. A *picker* puts the replicas in order. The
-scores compare in the order of the scorers: a later scorer breaks the ties of those before it. So
-one more concern is one more scorer, at its place in the list.
-
-Digests count the caller's own recent placements already (shared/core/load_view.py). The
-routings with names stand in shared/routing/routings.py.
+Digests count the caller's own recent placements (shared/core/load_view.py). Named routings:
+shared/routing/routings.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,5 @@
-"""Scorers: how well a replica suits a request. The higher, the better; equal scores leave the order
-to the next scorer.
-
-A scorer takes the offer and gives a function of digests, so that the offer's part of the sums is
-done once for all replicas.
+"""Scorers: how well a replica suits a request, the higher the better; the next breaks ties. A
+scorer takes the offer and gives a function of digests, to do the offer's part of the sums once.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""Leases: who plans which replica, which admissions and which relegation holder live.
-
-A lease is a key whose value vanishes unless its holder writes it again. It is polled: a watch says
-nothing when a TTL expires. The lease of a holder whose connection has ended is taken over before
-that.
+"""Leases: who plans which replica, which admissions and relegation holder live. A key vanishes
+unless its holder writes it again; it is polled, as a watch says nothing of a TTL. It is taken over
+early if the holder's connection has ended.
 """
 
 from contextlib import suppress

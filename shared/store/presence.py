@@ -1,8 +1,6 @@
-"""Presence: which processes are connected to the bus.
-
-A process answers under its name as long as it is connected. A dead one's connection ends at once,
-so where nobody serves the name, its leases and its requests need not wait until time runs out. A
-process that is paused, or whose machine is gone, stays connected: of that only time tells.
+"""Presence: a process answers under its name while it is connected to the bus. A dead one's
+connection ends at once, so its leases and requests need not wait; one that is paused, or whose
+machine is gone, stays connected: only time tells.
 """
 
 import asyncio

@@ -55,11 +55,10 @@ class Listing:
 
 
 class Records:
-    """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
-    request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
-    reading every record stays cheap, and prompts cannot take the room that records need to change.
-    Heavy parts are sealed: one that is damaged or missing is an error, never an empty one. Small
-    ones lie in the record.
+    """The record is under `s.<key>`. Heavy parts are stored once: an ended request's output under
+    `o.<key>.<nonce>`, the body under `<key>.<nonce>` in its own bucket: so reading all records is
+    cheap, and prompts take none of their room. They are sealed: damaged or missing is an error.
+    Small ones lie in the record.
     """
 
     def __init__(
@@ -88,11 +87,9 @@ class Records:
         return replace(record, body=value, body_key=record.body_key + IN_RECORD)
 
     async def create(self, record: Record, body: Body) -> Stored | None:
-        """Stores a new record; None if the key is taken (a duplicate). A body that is not in it is
-        stored first: the record commits. Where it does not, the body is deleted.
-
-        Raises StoreFull if one of the two has no room: then neither is there. After a BusTimeout
-        both may be, or the body alone: an orphan, which the sweep deletes.
+        """Stores a new record; None: a duplicate. A body apart is stored first, and deleted if the
+        record does not commit. Raises StoreFull: then neither is there. After a BusTimeout both may
+        be, or the body alone: an orphan, for the sweep.
         """
         value = readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
@@ -139,12 +136,9 @@ class Records:
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
-        """Apply `step`, an event of the record, until its result is written. None if
-        there is no record, or the event does not apply.
-
-        The record that this process wrote last is read again only where the event does not apply to
-        it, or another has written since. A write whose answer is lost is recognised by reading it
-        back. Raises BusTimeout if the store does not answer.
+        """Apply `step`, an event of the record, until its result is written. None: no record, or it
+        does not apply. What this process wrote last is read again only where it does not apply to
+        that, or another wrote since. A lost answer is cleared up by reading. Raises BusTimeout.
         """
         output: Output | None = None
         try:
@@ -247,12 +241,10 @@ class Records:
         return (await self.listing()).open
 
     async def listing(self, *, whole: bool = False) -> Listing:
-        """Every open record, and those that ended since the last listing; or all (`whole`).
-
-        What was written before the oldest of the open records has ended for good, and a change is
-        always newer. So the next listing begins there: to read the ended requests of five minutes
-        again and again costs as much as to serve them. Every WHOLE_EVERY_S all are read, lest the
-        store was made anew or has lost its last writes.
+        """Every open record, and those ended since the last listing; or all (`whole`). What is
+        older than the oldest open record has ended for good, and changes are newer, so the next
+        listing begins there: to read all ended ones costs as much as serving. Every WHOLE_EVERY_S
+        all are read, lest the store lost writes.
         """
         found, others, outputs = list[Stored](), set[RequestKey](), set[str]()
         now_s = asyncio.get_running_loop().time()

@@ -1,7 +1,5 @@
-"""The metrics of a process itself: its build, and what it takes of the machine, under the names
-that Prometheus' own clients have for them.
-
-The numbers are read from /proc when a scraper asks. A system without it shows the build alone.
+"""The metrics of a process itself, its build and what it takes of the machine, named as in
+Prometheus' own clients; from /proc, when a scraper asks.
 """
 
 import os

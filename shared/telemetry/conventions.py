@@ -1,8 +1,5 @@
-"""The names of span attributes and metrics: those of OpenTelemetry's conventions and of vLLM first,
-then our own.
-
-Sources: OpenTelemetry semantic conventions (GenAI, messaging), vLLM's metrics page. Every name of
-our own begins with `slackline`.
+"""The names of span attributes and metrics: OpenTelemetry's conventions (GenAI, messaging) and
+vLLM's metrics page first, then our own, which begin with `slackline`.
 """
 
 # Attributes of spans

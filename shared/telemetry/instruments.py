@@ -1,7 +1,5 @@
-"""Counters, gauges and histograms as plain numbers: an update is an addition, and the text is made
-when a scraper asks for it (shared/telemetry/exposition.py).
-
-A process has one Registry. It is updated on the event loop only, so nothing is locked.
+"""Counters, gauges and histograms as plain numbers: an update is an addition, the text is made when
+a scraper asks (shared/telemetry/exposition.py). Updated on the event loop only: no locks.
 """
 
 from bisect import bisect_left

@@ -1,6 +1,5 @@
-"""The spans of a request that has ended: `request`, with its steps as events, and below it a span
-for each phase. Whoever writes the verdict records them, from the record: so they are complete even
-if a process that served the request is gone.
+"""The spans of a request that has ended: `request`, with its steps as events, and one per phase.
+Whoever writes the verdict records them, from the record: complete, whoever is gone.
 """
 
 from shared.core.record.explanation import answer, others

@@ -1,8 +1,6 @@
-"""Tracing: one OpenTelemetry trace per request across all services. This module records nothing;
-shared/telemetry/tracing.py decides what a process records.
-
-The service that receives a request starts its trace; `traceparent` (W3C Trace Context) travels in
-NATS headers and in the record.
+"""Tracing: one OpenTelemetry trace per request. This module records nothing (tracing.py decides).
+The service that receives a request starts it; `traceparent` (W3C Trace Context) travels in headers
+and record.
 """
 
 import re

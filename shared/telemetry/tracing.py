@@ -1,11 +1,9 @@
-"""The choice of a process's tracing. It is off unless the environment asks for it; off, it costs
-nothing.
+"""The choice of a process's tracing; off, it costs nothing, and the SDK is not imported.
 
-Tracing is on when OTEL_TRACES_EXPORTER is `otlp` or `console`, when OTEL_EXPORTER_OTLP_ENDPOINT is
-set, or when SLACKLINE_TRACE_FILE names a file for spans as JSON lines (many processes may append to
-one file). OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn the exporters off. Sampling is
-parent-based, with a root's ratio in OTEL_TRACES_SAMPLER_ARG (default 1). The SDK is not imported
-while tracing is off, and a request whose parent was not sampled costs no more than that.
+On if OTEL_TRACES_EXPORTER is `otlp` or `console`, OTEL_EXPORTER_OTLP_ENDPOINT is set, or
+SLACKLINE_TRACE_FILE names a file for spans as JSON lines, which many may append to.
+OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn exporters off. Parent-based sampling, a
+root's ratio in OTEL_TRACES_SAMPLER_ARG (1).
 """
 
 import os

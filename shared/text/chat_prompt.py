@@ -123,9 +123,8 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
 
 
 def _calls(calls: object, param: str) -> list[dict[str, Any]]:
-    """The calls with their arguments as objects: templates write them as JSON themselves. Arguments
-    that are none, since an answer was cut off within them, are an empty object: clients send the
-    history again and again, and what became of the call is in its result.
+    """The calls with arguments as objects: templates write the JSON. Arguments cut off within are
+    an empty object: clients repeat the history, and the result says what became of the call.
     """
     if not isinstance(calls, list):
         raise PeerError(f"{param} must be a list", param=param)

@@ -1,9 +1,8 @@
-"""Turns tokens into text, one token at a time. Returned text is final; text that may still change
-is held back.
+"""Turns tokens into text, one at a time; what may still change is held back.
 
-A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any
-other, a short window of tokens is decoded with and without the new one: the difference is new text
-unless it ends inside a character (5-10 us).
+A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For others
+a window is decoded with and without the new token: the difference is new text, unless it ends
+inside a character (5-10 us).
 """
 
 import codecs
@@ -45,11 +44,9 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """The detokenizer of vocabularies in which a token's text depends on its neighbours. `decode`
-    turns ids into text; `silent` ids have none.
-
-    The window begins one emission back, so a decoder that strips the first space strips it from
-    both texts alike.
+    """For vocabularies in which a token's text depends on its neighbours. `decode` turns ids into
+    text; `silent` ids have none. The window begins one emission back: a first space is stripped
+    from both alike.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:

@@ -97,14 +97,9 @@ class Tokenizer:
         return self.inner.id_to_token(token) or ""
 
     def encode(self, text: str, *, rendered: bool = False, most: int = sys.maxsize) -> list[int]:
-        """The token ids of a text. A prompt receives the tokens that the model's tokenizer puts
-        around it (such as bos); a rendered chat has them already.
-
-        The name of a special token within the text stands for that token: callers may render chats
-        themselves.
-
-        Raises: PeerError for text that is not Unicode (lone surrogates), TooManyTokens where there
-            are more than `most`.
+        """The token ids of a text. A prompt gets what the model puts around it (bos); a `rendered`
+        chat has that. A special token's name in the text is that token. Raises PeerError for text
+        that is not Unicode (lone surrogates), TooManyTokens above `most`.
         """
         try:
             raw = text.encode()

@@ -1,11 +1,8 @@
-"""The time accounting of one replica: where the time of each request that it holds goes.
+"""The time accounting of one replica: where its requests' time goes, by its iterations, fed by the
+worker or a reader of the ack log alike. Sans-IO.
 
-The worker feeds it its iterations, and so does whoever reads them in the ack log: the same
-iterations give the same timelines. Sans-IO.
-
-Totals of the replica run on, so an iteration costs the same however many requests it ran. What a
-request does (wait for its first iteration, run, sit out) changes rarely; only then, or when asked,
-are the totals since the last change put to its account.
+Totals of the replica run on, so an iteration costs the same however many it ran; a request's
+account gets the totals when it begins to wait, run or sit out, or when asked.
 """
 
 from collections.abc import Iterable, Sequence

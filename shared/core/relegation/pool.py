@@ -1,12 +1,9 @@
 """The order of the best-effort pool: importance, then the tenant that was given least, then age.
 
-A replica takes only requests whose needs it meets. Requests with equal needs have an order of their
-own, and the first of all those firsts is next.
-
-Each step costs the logarithm of the number of waiting tenants, and a search in the requests of
-one. The entries of the heaps are corrected when they come to the top; that is enough, since the
-tokens given to a tenant only grow while it waits. A tenant that leaves leaves its entry behind;
-these are swept once most are void.
+Replicas take only requests whose needs they meet: requests with equal needs have an order, and the
+first of all firsts is next. A step costs the logarithm of the waiting tenants, and a search in
+one's requests. Heap entries are corrected at the top: what a waiting tenant was given only grows.
+Those of tenants that left are swept once most are void.
 """
 
 from bisect import bisect_left, insort
@@ -78,15 +75,13 @@ class _Level:
 
 
 class Shares:
-    """The tokens given to each tenant, over its weight, counted apart for each importance: only
-    equals compete.
+    """The tokens given to each tenant, over its weight, by importance: only equals compete. A
+    tenant that begins to wait starts at the least of those that wait: neither a new name nor
+    absence is a credit.
 
-    A tenant that begins to wait starts at the least of the waiting tenants, so that neither a new
-    name nor a long absence is a credit.
     Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large
     Language Models", OSDI 2024, algorithm 2, after P. Goyal et al., "Start-time Fair Queuing",
-    SIGCOMM 1996; deviation: prompt tokens only, and a tenant is forgotten once it has been away for
-    FORGET_S.
+    SIGCOMM 1996; deviation: prompt tokens only, and a tenant is forgotten after FORGET_S.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,5 @@
-"""The work in the best-effort pool: who has how much, and how long a new request would wait for its
-turn. Relegation counts it (`PoolWork`); admission reads it from the newest digest, and adds what it
-has sent there since (`PoolRoom`).
+"""The work in the best-effort pool: who has how much, and how long a new request would wait.
+Relegation counts it (`PoolWork`); admission reads its digest, and adds what it sent (`PoolRoom`).
 """
 
 import math
@@ -44,10 +43,9 @@ class PoolWork:
         return nlargest(LANES_LIMIT, self._lanes.values(), key=lambda lane: lane.tokens)
 
     def before(self, record: Record) -> int:
-        """Tokens that have their turn before the end of this request, and its own.
-
-        More important work goes before it, and of each tenant that is as important only as much as
-        its own tenant brings, by their weights (shared/core/relegation/pool.py).
+        """Tokens that have their turn before this request ends, its own included: more important
+        work, and of tenants as important what its own brings, by weights
+        (shared/core/relegation/pool.py).
         """
         mine: Lane = lane_of(record)
         own = self._lanes.get(mine)

@@ -1,10 +1,8 @@
-"""RelegationCore: the best-effort pool. It decides which relegated request goes to which replica
-that reports surplus.
+"""RelegationCore: decides which relegated request goes to which replica with surplus.
 
-The order is importance, then the tenant that was given least, then age (pool.py). A
-request whose needs a replica does not meet waits for another replica. A request whose SLO has
-become attainable again goes back as standard. The records are the queue; this is a working copy,
-which can be listed again at any time.
+The order is importance, the tenant given least, then age (pool.py). A request waits for a replica
+that meets its needs; one whose SLO has become attainable goes back as standard. The records are the
+queue; this is a working copy.
 """
 
 import math
@@ -276,11 +274,9 @@ class RelegationCore:
     def _hand_out(
         self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]
     ) -> None:
-        """Place the first requests in order on a replica with surplus, and as standard again those
-        whose SLO is attainable there.
-
-        A tenant is charged for each request handed to a replica, even if the replica declines it: a
-        request that no replica takes must not stay first.
+        """Place the first requests in order on a replica with surplus, those whose SLO is
+        attainable there as standard. A tenant is charged for each, even if declined: what nobody
+        takes must not stay first.
         """
         digest = self._loads.view(replica)
         assert digest is not None
