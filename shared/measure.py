@@ -12,9 +12,7 @@ CLOSE_S = 1e-9
 
 
 class TpotWindows(Struct, frozen=True, array_like=True):
-    """The means over each ten tokens of a stage, the worst counting (`max-tpot-10`). A response's
-    begin at the last thinking token.
-    """
+    """The means over each ten tokens of a stage, of which the worst counts (`max-tpot-10`)."""
 
     recent_unix_s: tuple[float, ...] = ()  # the last tokens of the present stage: a window's ends
     worst_s: float = 0.0  # per token, of the whole windows of the present stage

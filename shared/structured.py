@@ -1,6 +1,4 @@
-"""Structured output, enforced token by token: one struct a format. Only the engine's compiler knows
-whether it takes one.
-"""
+"""Structured output: one struct a format. Only the engine's compiler knows what it takes."""
 
 from typing import Annotated
 

@@ -1,6 +1,4 @@
-"""Admission: brings requests in, places them and writes their end. Any instance may handle any
-message, since the records decide.
-"""
+"""Admission brings requests in, places them and writes their end. Any may: the records decide."""
 
 import asyncio
 from contextlib import suppress

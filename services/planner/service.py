@@ -148,9 +148,7 @@ class Planner:
             self._judge(planner.replica, result)
 
     def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
-        """Log why a replica planner ended. A fault in the planning of one replica must not end the
-        others: it is logged, and the replica is left alone for a while.
-        """
+        """Log why one ended. A fault in planning one replica ends no other: it is left alone."""
         if isinstance(result, BaseExceptionGroup):
             # the bus failed it at its start: the next holder of the lease tries again
             result = result.split((BusError, PeerError))[1]

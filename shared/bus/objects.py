@@ -69,9 +69,7 @@ class Objects:
     async def append(
         self, chunks: str, payload: bytes, expected_last: int, *, ttl_s: float | None = None
     ) -> int:
-        """Append a chunk and return its sequence. Raises WrongSequence unless the last one of these
-        chunks is `expected_last` (0: there is none), StoreFull, BusTimeout.
-        """
+        """Append a chunk; its sequence. Raises WrongSequence unless the last is `expected_last`."""
         subject = self._chunks_subject(chunks)
         return await self._stream.write(subject, payload, ttl_headers(ttl_s), expected_last)
 
@@ -127,9 +125,7 @@ class Objects:
         return await self._infos(f"{self._entries}>")
 
     async def named(self, prefix: str = "") -> list[ObjectInfo]:
-        """The objects whose names begin with these whole parts. One may be incomplete, or just
-        being deleted. Raises StoreDamaged.
-        """
+        """Objects whose names begin with these parts, some incomplete. Raises StoreDamaged."""
         return await self._infos(f"{self._index}{prefix}>")
 
     async def _infos(self, subject: str) -> list[ObjectInfo]:

@@ -1,6 +1,4 @@
-"""The needs of the services at a NATS server, checked at connect; and the streams and buckets,
-which the operator makes.
-"""
+"""The streams and buckets, which the operator makes, and what services need of NATS."""
 
 import asyncio
 from collections.abc import Iterable
@@ -137,9 +135,7 @@ async def make_streams(
 
 
 async def check_streams(client: Client, user: User, timeout_s: float) -> None:
-    """Check the streams that the user works with: those it may ask about. Raises ConfigError where
-    one is not there or differs, or JetStream does not answer.
-    """
+    """Check the streams that the user may ask about. Raises ConfigError for a missing one."""
     logs = [log_config(user.name, 1)] if user.role is Role.WORKER else []
     asked = publishes(user) if user != OPERATOR else ()
     for config in (*bucket_configs(1), *logs):

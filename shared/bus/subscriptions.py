@@ -26,9 +26,7 @@ STOP_S = 5.0
 
 
 class Intake:
-    """A set of subscriptions, also in place of the client of nats.micro: so its subscriptions have
-    our limits, and are drained.
-    """
+    """Subscriptions; nats.micro's, too, so that they have our limits, and are drained."""
 
     def __init__(
         self,

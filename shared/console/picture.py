@@ -1,6 +1,4 @@
-"""The picture of a fleet, for `/console`, `slackline top` and `status`. Frequent rows are arrays in
-JSON. null: not known.
-"""
+"""The picture of a fleet for `/console`, `slackline top` and `status`. null: not known."""
 
 from msgspec import Struct
 

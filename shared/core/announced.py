@@ -30,9 +30,7 @@ PROBES = (
 
 
 def profile_of(announce: Announce) -> Profile:
-    """The profile that this worker's planner begins with. Raises: ConfigError for a name that is
-    not a shipped profile's, or a profile that no worker of ours would send.
-    """
+    """The profile that this worker's planner begins with. Raises ConfigError for none of ours."""
     return _own(announce.fitted) if announce.fitted is not None else _shipped(announce.profile)
 
 
@@ -44,9 +42,7 @@ def file_of(announce: Announce) -> ProfileFile:
 
 
 def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:
-    """The name under which a worker announces this profile, and the profile itself unless it is a
-    shipped one. Raises: ConfigError, as `profile_of` does for planners.
-    """
+    """This profile's announced name, and itself unless shipped. May raise ConfigError."""
     if name_or_path in store.names():
         return name_or_path, None
     file = store.read(name_or_path)

@@ -29,9 +29,7 @@ class _Placement:
 
 @dataclass(slots=True)
 class _Known:
-    """One replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until the
-    digest or a placement changes.
-    """
+    """One replica. `tokens`, `best_effort`: sums over `placed`; `debited`: until these change."""
 
     digest: Digest  # at_unix_s: when it was received, by the local clock
     published_unix_s: float  # by its planner's clock
@@ -83,9 +81,7 @@ class _Known:
 
 
 class LoadView:
-    """The newest digest of each replica, and what was placed there since. `at_unix_s` of those
-    given out is when they were received.
-    """
+    """The newest digest of each replica, dated by its arrival, and what was placed there since."""
 
     def __init__(self) -> None:
         self._known: dict[ReplicaId, _Known] = {}  # in the order in which they were last received

@@ -33,9 +33,7 @@ def folder(name_or_path: str) -> Path:
 
 
 def draft_folder(name_or_path: str, model: str) -> Path | None:
-    """The folder of the draft model beside `model`. Empty: the one trained for it, if any; `none`:
-    no draft. Raises ConfigError if it is not there.
-    """
+    """The draft's folder. Empty: the one trained for `model`; `none`: none. Raises ConfigError."""
     if name_or_path == NO_DRAFT:
         return None
     wanted = name_or_path or DRAFTS.get(model, "")

@@ -1,6 +1,4 @@
-"""Profiles that add terms for prefills and decodes to a curve over the batch's tokens: most forms
-of shared/perf/forms.py.
-"""
+"""Profiles that add terms for prefills and decodes to a curve over the batch's tokens."""
 
 from dataclasses import dataclass
 

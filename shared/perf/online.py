@@ -165,9 +165,7 @@ class Corrected:
 
     @property
     def residual(self) -> float:
-        """A metric: |measured - predicted| / measured, smoothed; 0 at first. Without the
-        prediction's margin, which is intended.
-        """
+        """A metric: |measured - predicted| / measured, smoothed, without the margin."""
         return 0.0 if self._residual is None else self._residual
 
     @property

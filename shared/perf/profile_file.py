@@ -64,9 +64,7 @@ def names() -> list[str]:
 
 
 def read(name_or_path: str) -> ProfileFile:
-    """A shipped profile by name, or any by path (with a slash, or ending in .json). Raises
-    ConfigError, naming the fault.
-    """
+    """A profile by name, or by path (a slash, or .json). Raises ConfigError, naming the fault."""
     if "/" in name_or_path or name_or_path.endswith(".json"):
         path = Path(name_or_path)
     elif name_or_path in names():

@@ -44,15 +44,11 @@ class Placer:
         self._clock, self._tracing = clock, tracing
 
     async def offer(self, stored: Stored, *, hops_left: int = 0) -> CertainAnswer | None:
-        """Offer an attempt whose record names the place already. Returns only when it is certain
-        whether the replica holds it. None: the request is no longer ours to place.
-        """
+        """Offer an attempt that its record places there; returns once certain. None: not ours."""
         return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
     async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
-        """The answer of the replica's planner. The worker takes in only a record that names this
-        place, so the question may leave before the record is stored.
-        """
+        """The planner's answer. It may be asked before the record is stored: the worker looks."""
         assert record.replica is not None
         began = self._clock.unix_s()
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None

@@ -1,6 +1,4 @@
-"""The short tasks with which a service answers messages: handlers start them, the service's task
-group owns them. Work that the service's stop ends.
-"""
+"""The short tasks with which a service answers messages; the service's stop ends them."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -35,9 +35,7 @@ LINES_A_MINUTE = 60  # of one event, with level warning or error
 
 
 def configure(service: str, instance: str, environ: Mapping[str, str] | None = None) -> None:
-    """Set up this process's logs, each line with `service` and `instance`. Raises ConfigError for
-    an unknown SLACKLINE_LOG_LEVEL.
-    """
+    """Set up the logs of `service` and `instance`. Raises ConfigError for an unknown level."""
     env = os.environ if environ is None else environ
     name = env.get("SLACKLINE_LOG_LEVEL", "info").lower()
     if name not in LEVELS:

@@ -1,6 +1,4 @@
-"""A process's metrics over HTTP: GET /metrics and GET /health. A web framework would cost every
-worker 20 MB and 0.2 s.
-"""
+"""A process's metrics over HTTP: a web framework would cost every worker 20 MB and 0.2 s."""
 
 import asyncio
 from collections.abc import AsyncIterator

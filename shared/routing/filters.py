@@ -1,6 +1,4 @@
-"""Filters: which replicas a request may be offered to at all. All that are shown here are fresh
-(shared/core/load_view.py).
-"""
+"""Filters: which of the replicas, all with fresh digests, a request may be offered to."""
 
 from shared.features import meets
 from shared.schemas import Digest, Offer

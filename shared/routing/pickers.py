@@ -40,9 +40,7 @@ class BestInTurn:
 
 
 class Rotation:
-    """Each offer that takes a turn begins one replica further, whatever the scores (QoServe section
-    4.1.1). An offer that takes none begins where the next turn will.
-    """
+    """Each offer that takes a turn begins one replica further (QoServe section 4.1.1)."""
 
     def __init__(self, takes_turn: Callable[[Offer], bool] = lambda _offer: True) -> None:
         self._takes_turn = takes_turn

@@ -1,6 +1,4 @@
-"""The routings that have names, each of filters, scorers and a picker. A policy names its own in
-its setting `router`.
-"""
+"""The routings that have names; a policy names its own in its setting `router`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -1,6 +1,4 @@
-"""The metrics of a process itself, its build and what it takes of the machine, named as in
-Prometheus' own clients; from /proc, when a scraper asks.
-"""
+"""A process's build, and what /proc says it takes, named as in Prometheus' own clients."""
 
 import os
 import platform

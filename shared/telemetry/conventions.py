@@ -1,6 +1,4 @@
-"""The names of span attributes and metrics: OpenTelemetry's conventions (GenAI, messaging) and
-vLLM's metrics page first, then our own, which begin with `slackline`.
-"""
+"""Names of span attributes and metrics: OpenTelemetry's (GenAI, messaging), vLLM's, our own."""
 
 # Attributes of spans
 OPERATION = "gen_ai.operation.name"

@@ -1,6 +1,4 @@
-"""Metrics as text: Prometheus' format 0.0.4, or OpenMetrics 1.0 where the scraper asks, which alone
-has exemplars.
-"""
+"""Metrics in Prometheus' text format 0.0.4 or, with exemplars, OpenMetrics 1.0, as asked."""
 
 from collections.abc import Mapping, Sequence
 

@@ -52,9 +52,7 @@ class Gauge(Counter):
 
 
 class Histogram:
-    """Counts per bucket; `bounds` are inclusive upper bounds, ascending, in the metric's unit. A
-    bucket keeps the newest observation of a traced request as its exemplar.
-    """
+    """Counts per bucket, of inclusive rising `bounds`, with the newest exemplar of each."""
 
     kind = "histogram"
     __slots__ = ("bounds", "counts", "exemplars", "total")

@@ -1,6 +1,4 @@
-"""Turns chat messages, and the tools that an answer may call, into one prompt: they are checked,
-then rendered by the model's own template, or plainly.
-"""
+"""Checks chat messages and tools, and renders one prompt by the model's template, or plainly."""
 
 import json
 import math
@@ -95,9 +93,7 @@ def rendered(render: Render, messages: Messages, tools: Tools, variables: Mappin
 
 
 def checked(messages: object) -> list[dict[str, Any]]:
-    """The messages, text parts joined. Raises PeerError, naming the field, for anything but a list
-    of {role, content}.
-    """
+    """The messages, text parts joined. Raises PeerError unless they are {role, content}s."""
     if not isinstance(messages, list) or not messages:
         raise PeerError("messages must be a non-empty list", param="messages")
     return [_checked_one(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -206,9 +202,7 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer of a model's Jinja template, in a sandbox. Raises ConfigError if it does not
-    compile; the renderer raises whatever the template does.
-    """
+    """A renderer of a Jinja template, in a sandbox. Raises ConfigError if it does not compile."""
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)

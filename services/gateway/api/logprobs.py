@@ -1,6 +1,4 @@
-"""Log-probabilities as OpenAI's two APIs write them. The text of a token that is part of a
-character is written as bytes.
-"""
+"""Log-probabilities as OpenAI's two APIs write them; a token within a character as bytes."""
 
 import codecs
 from collections.abc import Sequence

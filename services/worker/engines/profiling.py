@@ -271,9 +271,7 @@ def _chains(work: Sequence[Work]) -> Selection:
 def fit_engine(
     engine: Engine, seconds: float, *, clock: Callable[[], float] = time.monotonic
 ) -> ProfileFile | None:
-    """The engine's own profile, measured for `seconds`; None if it is too slow for that time.
-    Blocks: not for the event loop.
-    """
+    """The engine's profile, measured for `seconds`; None: too slow for that. It blocks."""
     facts = engine.facts
     log.info("profile.measuring", engine=facts.engine, model=facts.model, seconds=seconds)
     began_s = clock()

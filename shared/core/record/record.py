@@ -56,9 +56,7 @@ def drawn(
     *,
     now_unix_s: float | None = None,
 ) -> Record | None:
-    """Relegation takes it out of the pool and names a place. The pool is the lease holder's, so the
-    owner is not checked.
-    """
+    """Relegation takes it out of its pool and names a place; no owner is checked."""
     if not applies(Event.DRAWN, record):
         return None
     if now_unix_s is not None:
@@ -105,9 +103,7 @@ def relegated(
     declined: str = "",
     neighbours: Sequence[Neighbour] = (),
 ) -> Record | None:
-    """Its owner, an admission, found no replica that holds its SLO: into the pool. `neighbours`:
-    those whose prefills the replicas were to compute first.
-    """
+    """Its owner found no replica that holds its SLO: into the pool, behind `neighbours`."""
     if not applies(Event.RELEGATED, record) or record.owner != owner:
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
@@ -266,9 +262,7 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
 
 
 def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> str:
-    """The words for a prompt that no replica can hold: OpenAI's, since clients know them and then
-    shorten the prompt. `at_least`: the tokens were not counted to the end.
-    """
+    """OpenAI's words for a prompt that no replica holds. `at_least`: not counted to the end."""
     tokens = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
     return (
         f"{OVER_CONTEXT} {context_tokens} tokens. However, your prompt has {tokens} tokens, and"
@@ -284,9 +278,7 @@ def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str
 def deleted(
     record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
 ) -> Record:
-    """The end of a request whose record was deleted, last known as `record`. No event. `resume`,
-    `why` and `relegated`: as for `lost`.
-    """
+    """The end of a request whose record, last known so, was deleted. Other words as for `lost`."""
     return ended(
         record,
         FinishReason(why) if why in FINAL else FinishReason.FAILED,

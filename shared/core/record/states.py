@@ -1,6 +1,4 @@
-"""The states of a request, and which event applies in which. docs/architecture.md has the table,
-too.
-"""
+"""The states of a request, and which event applies in which (docs/architecture.md has it)."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, StrEnum

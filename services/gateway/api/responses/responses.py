@@ -1,6 +1,4 @@
-"""OpenAI's responses: POST /v1/responses is read as a chat. No state is kept: what would need an
-earlier response is refused.
-"""
+"""OpenAI's responses: POST /v1/responses, read as a chat. What needs an earlier one is refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -14,9 +14,7 @@ _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger arra
 
 
 class Place:
-    """A sequence's positions in the pool. `stretches`: [first, end) in whole blocks, in order.
-    `positions`: one by one.
-    """
+    """A sequence's pool positions: `stretches` [first, end) of whole blocks, `positions` each."""
 
     def __init__(self, block_tokens: int, wanted_tokens: int) -> None:
         self.block_tokens = block_tokens

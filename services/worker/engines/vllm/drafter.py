@@ -15,9 +15,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
 class Unread(NamedTuple):
-    """A request's part for the proposer: at least two `tokens`, from position `start`; all
-    `blocks`.
-    """
+    """A request's part for the proposer: `tokens`, two or more, from `start` on; all `blocks`."""
 
     tokens: Sequence[int]
     start: int

@@ -1,6 +1,4 @@
-"""Sets up vLLM to be planned from outside: versions, arguments, announced facts. Only workers whose
-engine is vLLM import it.
-"""
+"""Sets up vLLM to be planned from outside. Only workers whose engine is vLLM import it."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -75,9 +73,7 @@ def check_version() -> None:
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:
-    """The engine of a worker. Raises ConfigError for arguments that vLLM does not take, for models
-    that cannot be planned, and for a draft model with another tokenizer.
-    """
+    """The engine of a worker. Raises ConfigError for what vLLM does not take, or we cannot plan."""
     check_version()
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():

@@ -54,9 +54,7 @@ class InPlaceBatch:
     def __init__(
         self, pool: Pool, parts: Sequence[Part], writes: Tensor, positions: int, sparse: bool
     ) -> None:
-        """`writes`: the pool positions of new tokens. `positions`: of the pool. `sparse`: decodes
-        go together (see `sparse_works`).
-        """
+        """`writes`: pool positions of new tokens. `positions`: the pool's. `sparse`: of decodes."""
         self._pool = pool
         self._writes = writes
         self._positions = positions
