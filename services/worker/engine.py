@@ -2,8 +2,8 @@
 engine has a process to itself; a simulated one has a thread beside the event loop.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol, Self
 
 from shared.core.worker.step import Load, Work
 from shared.errors import SlacklineError
@@ -29,8 +29,7 @@ class EngineFacts(NamedTuple):
     draft: DraftCost = 0.0
     # of its draft model's own KV; 0: there is none, or it is wherever the target's is
     draft_kv_blocks: int = 0
-    # the longest text with its drafts that its draft model reads, not announced; 0: as long as its
-    # own
+    # the longest text with drafts that its draft model reads; 0: as long as its own
     draft_context_tokens: int = 0
     # it verifies chains of so many drafts at most, and no trees; 0: it verifies trees
     longest_chain: int = 0
@@ -81,6 +80,28 @@ class EngineState(NamedTuple):
     # what is saved because slots share blocks: each counts as often as slots hold it, less once
     shared_blocks: int = 0
     draft_shared_blocks: int = 0  # the same in the draft model's own KV
+
+
+class KnowsFacts:
+    """The part of an engine that is the same in all: what it is, and which loads are possible."""
+
+    _facts: EngineFacts
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def drafting(self, cost: DraftCost) -> Self:
+        """The same engine with the measured cost of its drafts."""
+        self._facts = self._facts._replace(draft=cost)
+        return self
+
+    def _check(self, load: Load, loaded: Collection[Slot]) -> None:
+        assert load.slot not in loaded, f"slot {load.slot} is loaded already"
+        assert len(loaded) < self._facts.max_slots, "no slot is free"
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
+            f"slot {load.slot}: impossible length"
+        )
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.engine import Done, EngineFacts, EngineState, Outcome
+from services.worker.engine import Done, EngineFacts, EngineState, KnowsFacts, Outcome
 from services.worker.engines import draws
 from services.worker.engines.sim.script import Script
 from shared.columns import unpack_list
@@ -71,7 +71,7 @@ def _token(slot: _Slot, n: int) -> int:
     return slot.said[min(n, len(slot.said) - 1)]
 
 
-class SimEngine:
+class SimEngine(KnowsFacts):
     """Implements services.worker.engine.Engine. `pace` multiplies every duration. `wait(seconds)`
     sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A draft costs the
     fractions `facts.draft` of the profile (none: only roots are verified), and the acceptance model
@@ -102,16 +102,8 @@ class SimEngine:
         self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
         self._returned_at_s = float("-inf")
 
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
-
     def load(self, load: Load) -> None:
-        assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
-        assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
-            f"slot {load.slot}: impossible length"
-        )
+        self._check(load, self._slots)
         prompt = len(load.tokens) - load.generated
         self._slots[load.slot] = _Slot(
             prompt=prompt,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from services.worker.engine import Done, EngineFacts, EngineState, Outcome
+from services.worker.engine import Done, EngineFacts, EngineState, KnowsFacts, Outcome
 from services.worker.engines.torch import draft_model, paged
 from services.worker.engines.torch.attention.attention import Part, Piece
 from services.worker.engines.torch.constraint import Constraint, Constraints
@@ -32,7 +32,7 @@ from services.worker.engines.torch.verification import Said, verify
 from shared import features
 from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
-from shared.perf.draft import DRAFT, DraftCost
+from shared.perf.draft import DRAFT
 from shared.schemas import Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
@@ -41,7 +41,7 @@ CPU_KV_BLOCKS = 2048
 NOTHING_S = 0.002  # the duration of an iteration in which formats are compiled, and nothing else
 
 
-class TorchEngine:
+class TorchEngine(KnowsFacts):
     """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
     that it can run, or a draft with another tokenizer.
 
@@ -129,21 +129,8 @@ class TorchEngine:
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
         self._slots: dict[Slot, Running] = {}
 
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
-
-    def drafting(self, cost: DraftCost) -> "TorchEngine":
-        """The same engine with the measured cost of its draft model."""
-        self._facts = self._facts._replace(draft=cost)
-        return self
-
     def load(self, load: Load) -> None:
-        assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
-        assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
-            f"slot {load.slot}: impossible length"
-        )
+        self._check(load, self._slots)
         wanted = min(
             len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens
         )

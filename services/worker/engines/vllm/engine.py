@@ -21,12 +21,19 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome, RefusedError
+from services.worker.engine import (
+    Done,
+    EngineFacts,
+    EngineState,
+    KnowsFacts,
+    Likely,
+    Outcome,
+    RefusedError,
+)
 from services.worker.engines.vllm.drafter import Unread, draft
 from services.worker.engines.vllm.sampling import sampling_params
 from services.worker.engines.vllm.scheduler import Entry, PlannedScheduler
 from shared.core.worker.step import Load, Work
-from shared.perf.draft import DraftCost
 from shared.policy.speculation import depths_of
 from shared.schemas import Selection
 from shared.vocabulary import Slot
@@ -51,7 +58,7 @@ class _Fitting(NamedTuple):
     free_blocks: int  # left
 
 
-class VllmEngine:
+class VllmEngine(KnowsFacts):
     """Implements services.worker.engine.Engine. `engine` is one of vllm/setup.py."""
 
     def __init__(
@@ -68,21 +75,8 @@ class VllmEngine:
         self._loads = 0
         self._spare_blocks = self._pool.get_num_free_blocks() - facts.kv_blocks
 
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
-
-    def drafting(self, cost: DraftCost) -> "VllmEngine":
-        """The same engine with the measured cost of its drafts."""
-        self._facts = self._facts._replace(draft=cost)
-        return self
-
     def load(self, load: Load) -> None:
-        assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
-        assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
-            f"slot {load.slot}: impossible length"
-        )
+        self._check(load, self._slots)
         if load.adapter and load.adapter not in self._adapters:
             raise RefusedError(f"this replica has no adapter {load.adapter}")
         if any(token >= self._facts.vocabulary for token in load.sampling.stop_token_ids):
@@ -105,8 +99,7 @@ class VllmEngine:
             if load.generated and request.use_structured_output:
                 _advance_grammar(request, load.tokens[-load.generated :])
         except Exception as error:
-            # its own, and whatever else a client's schema brings up in a grammar compiler: of this
-            # request alone
+            # its own, and whatever a client's schema does to a grammar compiler: of this one alone
             raise RefusedError(f"vLLM does not take this request: {error}") from error
         self._scheduler.park(request)
         self._slots[load.slot] = _Slot(request, time.monotonic())
