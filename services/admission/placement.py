@@ -135,8 +135,7 @@ class Placement:
                 case _:
                     assert_never(action)
         except (BusError, PeerError) as error:
-            # The record says how far it came; the sweep goes on from there. A damaged one, nobody
-            # can go on with.
+            # The record says how far it came, and the sweep goes on; not with a damaged one.
             log.warning("step.doubtful", request=action.key, error=str(error))
             self.feed(Gone(action.key))
             self._soon()

@@ -33,9 +33,8 @@ from shared.core.admission.admission import (
 from shared.errors import BusError
 from shared.models import shipped as models
 from shared.placing.ending import Ending
-from shared.placing.offer_metrics import OfferMetrics
 from shared.placing.outcomes import Outcomes
-from shared.placing.place import Placer
+from shared.placing.place import OfferMetrics, Placer
 from shared.policy import registry
 from shared.process.chores import Chores
 from shared.process.drive import drive

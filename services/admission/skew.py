@@ -2,8 +2,7 @@
 
 from collections import deque
 
-# Long enough to hold a message that did not wait; short enough that drift (some 50 ppm) stays below
-# 2 ms.
+# Long enough for a message that did not wait; drift (some 50 ppm) stays below 2 ms.
 WINDOW_S = 30.0
 ENOUGH = 5  # messages before there is an answer; the first few may all have waited
 

@@ -18,12 +18,11 @@ from starlette.routing import Match, Route
 
 from services.gateway import openapi
 from services.gateway.api import chats, completions, translate
-from services.gateway.api.alive import Fleet
+from services.gateway.api.alive import Fleet, Model, ModelList
 from services.gateway.api.asking import UNKNOWN_FIELD, without_unknown
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
 from services.gateway.api.generation import Generations
-from services.gateway.api.model_list import Model, ModelList
 from services.gateway.api.responses import responses
 from services.gateway.api.responses.responses import ResponseBody
 from services.gateway.api.texts import Texts

@@ -1,6 +1,4 @@
-"""The gateway's settings: section `gateway` of the configuration file, or
-SLACKLINE_GATEWAY_<FIELD>.
-"""
+"""The gateway's settings: section `gateway` of the file, or SLACKLINE_GATEWAY_<FIELD>."""
 
 import re
 from ipaddress import ip_address

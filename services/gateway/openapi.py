@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from services.gateway.api.alive import Model, ModelList
 from services.gateway.api.api_format import Reply
 from services.gateway.api.chats import ChatBody, ChatChoice
 from services.gateway.api.completions import CompletionBody, CompletionChoice
-from services.gateway.api.model_list import Model, ModelList
 from services.gateway.api.responses.frame import ResponseReply
 from services.gateway.api.responses.responses import (
     FlatNamed,

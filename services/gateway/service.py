@@ -38,8 +38,7 @@ from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
 
 FILES_KEPT = 64  # open files for the bus, the logs and the configuration
-# connections beyond those of unfinished requests: /health and /metrics are answered when all of
-# these are under way
+# connections beyond those of unfinished requests: for /health and /metrics
 SPARE_CONNECTIONS = 32
 log = logs.logger()
 

@@ -7,7 +7,6 @@ from typing import assert_never
 
 import structlog
 
-from services.relegation.backlog import Backlog
 from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
@@ -29,15 +28,15 @@ from shared.core.relegation.relegation import (
 )
 from shared.errors import BusError, PeerError
 from shared.placing.ending import Ending
-from shared.placing.offer_metrics import OfferMetrics
 from shared.placing.outcomes import Outcomes
-from shared.placing.place import Placer
+from shared.placing.place import OfferMetrics, Placer
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
-from shared.schemas import Digest, Hint, OfferAccepted, OfferDeclined
+from shared.schemas import Digest, Hint, OfferAccepted, OfferDeclined, PoolDigest
 from shared.store.leases import Leader, Lease
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
+from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import RecordState, RequestKey
@@ -230,3 +229,27 @@ class Relegation:
     async def _close(self, key: RequestKey) -> None:
         """End a request that was cancelled and that no replica has."""
         await self._ending.end(key, lambda record: life.closed(record, self._clock.unix_s()))
+
+
+class Backlog:
+    """The work that waits in the pool, and the time that the fleet needs for it at its speed."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._requests = metrics.gauge(
+            names.POOL_REQUESTS, "Requests in the best-effort pool."
+        ).labels()
+        self._tokens = metrics.gauge(
+            names.POOL_TOKENS, "Their work: prompt and longest output."
+        ).labels()
+        self._wait = metrics.gauge(
+            names.POOL_WAIT, "Time that the fleet needs for it, at its speed of late."
+        ).labels()
+
+    def show(self, digest: PoolDigest | None) -> None:
+        """`digest`: of the instance that leads."""
+        lanes = [] if digest is None else digest.lanes
+        tokens = sum(lane.tokens for lane in lanes)
+        self._requests.set(sum(lane.requests for lane in lanes))
+        self._tokens.set(tokens)
+        tokens_s = 0.0 if digest is None else digest.tokens_s
+        self._wait.set(tokens / tokens_s if tokens and tokens_s else 0.0)

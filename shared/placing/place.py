@@ -11,7 +11,6 @@ from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core.offer import as_offer
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
-from shared.placing.offer_metrics import OfferMetrics
 from shared.schemas import (
     AttemptOver,
     CertainAnswer,
@@ -27,11 +26,29 @@ from shared.schemas import (
 )
 from shared.store.records import Records, Stored
 from shared.telemetry import conventions as names
+from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.vocabulary import ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
 WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
+ANSWERS = ("accepted", "declined", "not_ready", "in_doubt")  # the tags of an OfferAnswer
+
+
+class OfferMetrics:
+    """The offers that one process made."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._offers = metrics.counter(names.OFFERS, "Offers to planners, by answer.", ("answer",))
+        for answer in ANSWERS:
+            self._offers.labels(answer)
+        self._time = metrics.histogram(
+            names.OFFER_TIME, "Time until an offer was answered.", names.STEP_BUCKETS_S
+        ).labels()
+
+    def answered(self, answer: OfferAnswer, seconds: float) -> None:
+        self._offers.labels(str(answer.__struct_config__.tag)).add()
+        self._time.observe(seconds)
 
 
 class Placer:

@@ -17,9 +17,8 @@ T = TypeVar("T")
 
 
 class Chores:
-    """A task group, and the subscriptions whose handlers start its tasks, which end first. Who
-    needs an answer asks again, so a bus that cannot carry one, or an impossible message, is logged;
-    any other exception ends the service.
+    """A task group, and the subscriptions whose handlers start its tasks, which end first.
+    Impossible messages and a silent bus are logged; any other exception ends the service.
     """
 
     def __init__(self) -> None:

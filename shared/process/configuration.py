@@ -101,10 +101,7 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
 
 
 def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watched:
-    """The address at which this process serves its metrics. `load` judges the section's other keys.
-
-    Raises: ConfigError.
-    """
+    """The address of this process's metrics. Raises ConfigError; `load` judges other keys."""
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
     return Watched(**values_of(env, section, types, None))

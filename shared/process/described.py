@@ -2,10 +2,13 @@
 is wrong. `python -m services.<name> --settings` prints it as JSON for `slackline config`.
 """
 
+import ast
 import contextlib
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import dedent
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +24,6 @@ from shared.process.configuration import (
     settings_of,
     values_of,
 )
-from shared.process.field_docs import field_docs
 from shared.process.reload import LIVE
 from shared.rules.tenants import Tenant
 from shared.rules.tiers import Tier
@@ -143,3 +145,28 @@ def _finite(schema: Any) -> Any:
             if not (key == "default" and value == math.inf)
         }
     return [_finite(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def field_docs(kind: type[Struct]) -> dict[str, str]:
+    """The strings below the fields, also those of base classes."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, Struct) and base is not Struct:
+            found |= _of_class(base)
+    return found
+
+
+def _of_class(kind: type[Any]) -> dict[str, str]:
+    tree = ast.parse(dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found

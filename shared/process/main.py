@@ -72,8 +72,7 @@ def told_settings(section: str, kind: type[C], *checks: Check[C]) -> bool:
 def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
     """Run `main`; exit with one clear line for what the operator must change, or a lost engine."""
     gc.collect()
-    # Imported objects stay. A full collection would walk all of them, for 10 ms in the middle of an
-    # iteration.
+    # Imported objects stay: a full collection of them takes 10 ms of an iteration.
     gc.freeze()
     # What is walked at once are 10,000 objects, for 0.5 ms, and rarely more. By the defaults (700,
     # 10, 10) the decoding of an 8 MiB message of millions of lists takes 2 s in place of 0.3.

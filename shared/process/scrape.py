@@ -16,10 +16,7 @@ SCRAPE_LIMIT_BYTES = 16 * 1024  # of a request
 
 @asynccontextmanager
 async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator[str]:
-    """Answer while the context is open. Yields the address, empty where no port is set.
-
-    Raises: ConfigError where the port cannot be had.
-    """
+    """Answer meanwhile; yields the address, empty without a port. Raises ConfigError."""
     if not watched.metrics_port:
         yield ""
         return

@@ -13,8 +13,7 @@ from shared.core.record.record import without_output
 from shared.errors import BusError, BusTimeout, StoreDamaged, WrongSequence
 from shared.request_timeline import RequestTimeline
 from shared.schemas import Record, Resume
-from shared.store.readable import read, readable
-from shared.store.seal import opened, sealed
+from shared.store.seal import opened, read, readable, sealed
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to

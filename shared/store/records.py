@@ -21,8 +21,7 @@ from shared.errors import (
 )
 from shared.schemas import Body, Record, Resume
 from shared.store.outputs import ENDED_TTL_S, SMALL_BYTES, Output, Outputs
-from shared.store.readable import read, readable
-from shared.store.seal import opened, sealed
+from shared.store.seal import opened, read, readable, sealed
 from shared.vocabulary import RequestKey
 
 LISTED_AT_ONCE = 64  # records, before others get their turn

@@ -1,11 +1,14 @@
-"""The seal of a heavy value in the store: its length and its checksum, before its bytes. The server
-has a checksum of its own for what lies on its disk; this one goes from writer to reader.
+"""Values as stored bytes: read again before they are written, heavy ones sealed, with length and
+checksum before the bytes, from writer to reader. The server's checksum is for its disk alone.
 """
 
 import struct
 import zlib
+from typing import TypeVar
 
-from shared.errors import StoreDamaged
+import msgspec
+
+from shared.errors import UNDECODABLE, PeerError, StoreDamaged
 
 _SEAL = struct.Struct("<II")  # bytes that follow, and their CRC-32
 
@@ -25,3 +28,29 @@ def opened(name: str, stored: bytes) -> bytes:
     if zlib.crc32(value) != checksum:
         raise StoreDamaged(f"{name} is damaged in the store: its checksum is another")
     return value
+
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
+    """The bytes of a value, after they have been read again. Raises PeerError."""
+    stored = _encode(value)
+    try:
+        decoder.decode(stored)
+    except UNDECODABLE as error:
+        name = type(value).__name__
+        raise PeerError(
+            f"the {name} could not be read again: {error}", code="unreadable"
+        ) from error
+    return stored
+
+
+def read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
+    """The value of the bytes. Raises StoreDamaged."""
+    try:
+        return decoder.decode(value)
+    except UNDECODABLE as error:
+        raise StoreDamaged(f"{key} cannot be read: {error}") from error

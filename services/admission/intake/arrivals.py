@@ -216,10 +216,7 @@ class Arrivals:
                 self._cancels.forget(key)
 
     async def _take_in(self, arrival: Arrival, caller: str, traceparent: str) -> bool:
-        """Read a request, store it and offer it. False: it was refused, or its id is known.
-
-        Raises PeerError, StoreFull, BusError.
-        """
+        """Read, store and offer a request. False: refused, or known. Raises PeerError, BusError."""
         call, now = arrival.call, arrival.at_unix_s
         tier = self._rules.tiers.asked(call.subject.rpartition(".")[2])
         if self._clock.unix_s() - now > TURN_S:

@@ -33,15 +33,13 @@ Prompt = list[int]
 T = TypeVar("T")
 
 LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
-# Of a message: beyond, reading it (1 us a byte) would hold up the event loop. Token ids are read 16
-# times as fast as text.
+# Bytes of a message beyond which reading (1 us each; token ids 16 times as fast) would block.
 LONG_BYTES = 4096
 IDS_SPEED = 16
 LONG_PROMPTS = 2  # read at once: each takes a core, and some 200 times its size of memory
 PROMPT_TOKENS_LIMIT = 2_000_000  # 8 MB: more, no message carries to a worker
 CACHING = frozenset({"torch", "vllm"})  # engines that may have a prefix of the prompt
-# between two checks for a worker that meets a request's needs, while a living one may not have been
-# heard of
+# between two checks for a worker that meets the needs, while one may not have been heard of
 LISTEN_S = 0.05
 
 

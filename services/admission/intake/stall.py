@@ -7,8 +7,7 @@ from shared.clock import Clock
 from shared.errors import BusError
 
 BEAT_S = 0.25
-# Clients wait so long for an answer (`Patience.answer_s`); then they ask again, and another
-# admission may have told them no.
+# Clients wait so long (`Patience.answer_s`); then another admission may have told them no.
 STALLED_S = 2.0
 
 

@@ -1,5 +1,7 @@
 """The live replicas, models and LoRA adapters, by the digests of their planners."""
 
+from msgspec import UNSET, Struct, UnsetType, field
+
 from shared.clock import Clock
 from shared.features import STRUCTURED
 from shared.schemas import Digest
@@ -65,3 +67,18 @@ class Fleet:
             replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s
         }
         return [digest for _, digest in self._heard.values()]
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    id: str
+    created: int  # unix seconds
+    object: str = "model"
+    owned_by: str = "slackline"
+    # tokens of prompt and answer that a replica of it has, as vLLM tells them
+    max_model_len: int | UnsetType = UNSET
+    parent: str | UnsetType = UNSET  # the model that a LoRA adapter adapts
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    data: list[Model] = field(default_factory=list)
+    object: str = "list"

@@ -3,6 +3,7 @@ an event is written, with those that have come, up to TOGETHER_BYTES, before the
 Behind a slow reader handles drop events beyond a bound, and read them again from the log.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
@@ -18,13 +19,12 @@ from services.gateway.api.api_format import (
     Usage,
     told,
 )
-from services.gateway.api.merge import Merge
 from services.gateway.api.translate import Ask
 from services.gateway.http.deadline import Deadline
 from services.gateway.http.envelope import Problem, of_error, of_verdict
 from shared.client.client import Handle
 from shared.errors import BusError, PeerError
-from shared.schemas import Delta, End, Status, Verdict
+from shared.schemas import Delta, End, Status, StreamEvent, Verdict
 from shared.vocabulary import ServiceClass
 
 FLEX = "flex"  # the service tier of a relegated request
@@ -269,3 +269,33 @@ class Answer:
                 await self._send_message(message)
         except TimeoutError:
             raise ReaderStalled from None
+
+
+class Merge:
+    """Reads handles in turns, so that none waits behind a busy one. Nothing is queued here."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+        self._turn = 0
+        self._wake = asyncio.Event()
+        for handle in handles:
+            handle.wake = self._wake
+
+    @property
+    def ready(self) -> bool:
+        """True if some event has come already."""
+        return any(handle.unread for handle in self._handles)
+
+    async def next(self) -> tuple[int, StreamEvent]:
+        """The number of a handle, and its next event; may be cancelled and repeated. Raises any
+        handle's failure. Call it only while some handle has not given its End.
+        """
+        count = len(self._handles)
+        while True:
+            for step in range(count):
+                number = (self._turn + step) % count
+                if (event := self._handles[number].take()) is not None:
+                    self._turn = (number + 1) % count
+                    return number, event
+            self._wake.clear()
+            await self._wake.wait()

@@ -53,9 +53,7 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts; the cache's are known at the end of a choice, `completion_tokens_details` if
-    its SLO names a pace for thinking.
-    """
+    """Token counts; the cache's and `completion_tokens_details` come at the end of a choice."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -31,8 +31,7 @@ from shared.schemas import Delta, TokenLogprob
 from shared.text.tool_format import ToolFormat
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
-# One message bounds an answer with log-probabilities: this many tokens fit, with 20 alternatives
-# each.
+# A message holds so many tokens with log-probabilities, of 20 alternatives each.
 FITS_WITH_LOGPROBS = 8192
 
 

@@ -47,8 +47,7 @@ class Ask(NamedTuple):
     usage_so_far: bool  # with every chunk as well
     with_verdicts: bool  # the answer tells of each choice whether its SLO was met
     api_format: ApiFormat
-    # asked again under the same id until it has an answer, perhaps by another gateway: what is
-    # stored of it goes on
+    # asked again under the same id until it has an answer: what is stored of it goes on
     persistent: bool = False
 
     @property

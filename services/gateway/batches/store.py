@@ -83,9 +83,7 @@ class BatchStore:
         return sorted(found.values(), key=lambda r: (r.created_at, r.id), reverse=True)
 
     async def _end(self, key: str, record: BatchRecord, revision: int) -> None:
-        """Write the end under its own key, then delete the open record. The end is first written
-        into the open record: that decides between two writers.
-        """
+        """Write the end into the open record, which decides, then its own key, and delete that."""
         await self._bucket.update(f"o.{key}", _encode(record), revision)
         await self.tidy(record)
 

@@ -13,8 +13,7 @@ from services.gateway.http import envelope
 from services.gateway.http.envelope import Rejected
 from shared.core.shared_room import Shares
 
-# What still comes of a refused body is read and dropped, so that its sender gets to the answer: so
-# much, for so long.
+# Of a refused body so much is read and dropped, for so long: its sender gets to the answer.
 DROP_BYTES = 64 * 1024 * 1024
 DROP_S = 10.0
 PLAIN = "identity"  # the Content-Encoding of a body that is not compressed

@@ -19,9 +19,8 @@ log = logs.logger()
 
 
 class Connections:
-    """The open connections, `limit` at most. Then a new one takes the place of one that answers
-    nothing: the longest idle of the address with most such. So hoarders and proxies lose their own
-    first.
+    """The open connections, `limit` at most. Then a new one replaces the longest idle of the
+    address with most idle ones: hoarders and proxies lose their own first.
     """
 
     def __init__(self, limit: int, registry: Registry, clock: Clock) -> None:
@@ -105,9 +104,8 @@ class Together:
 
 
 class Connection(H11Protocol):
-    """Closed unless a whole head comes `head_within_s` after it opened, or after the first byte
-    that follows an answer; on Linux also once bytes have waited `unread_s` for the client to take
-    them.
+    """Closed unless a whole head comes `head_within_s` after it opened or was used again; on Linux
+    also once bytes have waited `unread_s` for the client to take them.
     """
 
     all: Connections

@@ -1,10 +1,7 @@
-"""A limit on each of many waits of one task, without a timer for each: asyncio.timeout takes 6 us,
-and a stream waits twice for each token.
-"""
+"""A limit on each of many waits of a task: a timer for each would take 6 us, twice a token."""
 
 import asyncio
 import math
-from types import TracebackType
 
 
 class Deadline:
@@ -34,10 +31,7 @@ class Deadline:
             self._set_timer(self._began_at_s + self._limit_s)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         self._began_at_s = math.inf
         if not self._passed:

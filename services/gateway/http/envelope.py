@@ -1,6 +1,5 @@
-"""Failures as HTTP: a status, OpenAI's envelope, and headers. 429 means contention, 503 that no
-service is there (both with Retry-After), 504 that the request's time ran out. Never 408, which
-proxies retry at once.
+"""Failures as HTTP: status, OpenAI's envelope, headers. 429: contention; 503: no service is there
+(both with Retry-After); 504: out of time. Never 408, which proxies retry at once.
 """
 
 import math
@@ -65,9 +64,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def headers(self) -> dict[str, str]:
-        """The headers. WWW-Authenticate belongs to 401; Accept-Encoding to 415; Retry-After to 429
-        and 503: whole seconds, rounded up, 1 to 30.
-        """
+        """The headers. Retry-After is in whole seconds, rounded up, 1 to 30."""
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 401:
             headers["www-authenticate"] = self.challenge

@@ -18,9 +18,8 @@ LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S
 
 
 def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The request's own SLO; None: the tier's holds. It has only the bounds that it names, judged
-    as its tier is. Raises PeerError, naming the header, for all but milliseconds from 0.1 to a
-    year.
+    """The request's own SLO, with the bounds that it names, judged as its tier is; None: the
+    tier's. Raises PeerError, naming the header: milliseconds from 0.1 to a year.
     """
     bounds: dict[str, float] = {}
     for bound in SLO_HEADERS:

@@ -12,10 +12,7 @@ _BARE = re.compile(rf"[^,}}{WHITE}]*")
 
 
 class CallObject:
-    """A call `{"name": ..., "arguments": {...}}`, its members in any order.
-
-    `name` is None until it is known.
-    """
+    """A call `{"name": ..., "arguments": {...}}` in any order; `name` None: not known yet."""
 
     def __init__(self) -> None:
         self.begun = False  # something was read
