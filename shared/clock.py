@@ -1,6 +1,5 @@
-"""The clock of a process: it never jumps by itself, and follows its fleet's time. It begins as the
-wall clock and goes on by the monotonic one; shared/process/fleet_time.py moves it, and only then
-are readings compared between hosts.
+"""The clock of a process: it never jumps by itself. It begins as the wall clock, goes on by the
+monotonic one, and shared/process/fleet_time.py moves it to the fleet's time.
 """
 
 import time

@@ -26,10 +26,7 @@ class SlacklineError(Exception):
 
 
 class PeerError(SlacklineError):
-    """A peer sent something impossible: drop the message and answer why.
-
-    `code` is the OpenAI error code, `param` the offending field.
-    """
+    """A peer sent something impossible: answer why. `code`: OpenAI's; `param`: the field."""
 
     def __init__(
         self, message: str, *, code: str = "invalid_request_error", param: str | None = None

@@ -1,6 +1,4 @@
-"""Names of what not every engine can do: engines announce what they can, and requests need some.
-What all can do has no name.
-"""
+"""Abilities that an engine may lack: engines announce what they have, requests need some."""
 
 from collections.abc import Collection
 from typing import Protocol

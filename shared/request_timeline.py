@@ -1,6 +1,5 @@
-"""The timeline of a request: where its time went, what happened, and its first late token. It
-travels along: admission and relegation add events of its record, the worker iterations
-(time_accounting.py).
+"""The timeline of a request: where its time went, what happened, its first late token. Admission
+and relegation add events of its record, the worker iterations (time_accounting.py).
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,5 @@
-"""Every message and record that crosses NATS: frozen structs, tagged where a subject has several
-kinds. New fields have defaults. Arrays of slots, tokens and counts are little-endian int32 bytes
-(shared/columns.py).
+"""Every message and record that crosses NATS, tagged where a subject has several kinds. New fields
+have defaults. Arrays of numbers are little-endian int32 bytes (shared/columns.py).
 """
 
 import math
@@ -93,8 +92,7 @@ class GenerateRequest(
     adapter: ShortText = ""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    # with messages: the tools that the answer may call, in OpenAI's form, and variables of the
-    # model's chat template
+    # with messages: tools in OpenAI's form, and variables of the chat template
     tools: list[dict[str, Any]] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     token_ids: list[Int64] | None = None
@@ -282,9 +280,7 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
-    """New tokens of a request. `offset`: the tokens before, `text_offset` the characters. Readers
-    drop what they have, and attach at a gap.
-    """
+    """New tokens, behind `offset` tokens and `text_offset` characters. At a gap readers attach."""
 
     attempt: Count
     offset: Count
@@ -534,8 +530,7 @@ class DraftYield(Struct, frozen=True, kw_only=True):
 
     application: str
     verifications: Annotated[float, Meta(ge=0, le=1e9)]
-    # by position behind the root: of the drafts whose forerunners were all accepted, the share that
-    # was accepted too
+    # by position behind the root: the share accepted where all before were
     accepted: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=64)]
 
 
@@ -592,9 +587,8 @@ HoldAnswer = OfferAccepted | OfferDeclined | OfferInDoubt
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The speculation of one plan: the worker drafts, then a pure function of the policy selects
-    what to verify. Columns run along the entries; a `cap` counts verified tokens, the root
-    included.
+    """The speculation of one plan: the worker drafts, then a pure function of the policy selects.
+    Columns run along the entries; a `cap` counts verified tokens, the root included.
     """
 
     # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
@@ -708,9 +702,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
-    """An attempt left its replica, its last token in the log; repeated until settled. `why`: a
-    FinishReason, or `relegated`, `offloaded`, `drained`, `engine died`: then it goes on from
-    `resume`.
+    """An attempt left its replica; repeated until settled. `why`: a FinishReason, or `relegated`,
+    `offloaded`, `drained`, `engine died`: then it goes on from `resume`.
     """
 
     key: RequestKey
@@ -768,9 +761,8 @@ LogEntry = PlanAck | Snapshot | Registered | Fenced
 
 
 class Resync(Struct, frozen=True, kw_only=True):
-    """A planner asks for the worker's state, page by page; the worker drops plans not begun, and
-    obeys `epoch`. `sync` numbers a lease's resyncs: plans and holds sent before the newest are
-    refused.
+    """A planner asks for the worker's state, page by page, to begin anew with `epoch`. `sync`
+    numbers a lease's resyncs: plans and holds sent before the newest are refused.
     """
 
     epoch: Number

@@ -54,8 +54,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FAILED = "failed"
-    # the engine cannot do what the request asks for (a grammar that does not compile, say): trying
-    # again would not help
+    # the engine cannot do what is asked for (a grammar, say): another try would not help
     INVALID = "invalid"
     DROPPED = "dropped"  # by a policy that declares that it drops
     REFUSED = "refused"  # no capacity, and the caller did not want best-effort

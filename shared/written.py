@@ -14,9 +14,7 @@ def text_of(path: str | Path) -> str:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turns whatever a reader raises (no file, no UTF-8, no TOML or JSON, too deep, too large) into
-    a ConfigError that begins with `what`.
-    """
+    """Turns whatever a reader raises into a ConfigError that begins with `what`."""
     try:
         yield
     except RecursionError as error:

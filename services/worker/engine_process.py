@@ -232,8 +232,7 @@ def main(fd: int) -> None:
         fitted = None if cfg.profile or not cfg.profile_s else fit_engine(engine, cfg.profile_s)
         steps = StepRunner(engine, tokenizer)
         gc.collect()
-        # a model's Python side is a million objects, which a full collection would walk in the
-        # middle of a step
+        # a model is a million objects: a full collection would walk them in the middle of a step
         gc.freeze()
         _write(sock, Ready(engine.facts, fitted))
         while message := read(source):

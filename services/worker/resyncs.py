@@ -44,9 +44,7 @@ class Resyncs:
             self._resync(resync, call)
 
     async def _resync_if_leased(self, resync: Resync, call: Call) -> None:
-        """A planner's epoch is that of its lease, or the next after ours. Another is of no planner:
-        to obey it would lock out all that come.
-        """
+        """Obeys the epoch of its lease, or the next after ours: no planner has any other."""
         try:
             newest = await lease_epoch(self._bus.leases, subjects.planner_lease(self._replica))
         except BusError:

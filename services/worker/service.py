@@ -57,8 +57,7 @@ log = structlog.get_logger()
 
 # a first offer leaves beside its record, and may come here before it is stored
 RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
-# a body is stored before its record; a server that has the record and not the body yet is behind by
-# less
+# a body is stored before its record; a server that lacks the body is behind by less
 BODY_LOST_S = 20.0
 LAST_WORDS_S = 5.0  # the longest that a worker without an engine still writes
 HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
@@ -428,8 +427,7 @@ async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
     except NoResponders:
         return
     except SlacklineError:
-        # a subscriber does not answer: a dead worker's connection, or a paused worker; registering
-        # fences it
+        # a dead worker's connection, or a paused worker: registering fences it
         return
     raise ConfigError(
         f"replica {replica!r} already has a live worker ({answer.incarnation}); "

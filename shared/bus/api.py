@@ -85,9 +85,7 @@ class Entry:
 
 
 class KeyValue(Protocol):
-    """A bucket. Keys consist of [A-Za-z0-9_.-]. A write raises StoreFull where the bucket has no
-    room; a delete always finds some, as it makes room.
-    """
+    """A bucket; keys are [A-Za-z0-9_.-]. A write raises StoreFull without room; no delete does."""
 
     async def get(self, key: str) -> Entry | None: ...
 

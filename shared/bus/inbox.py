@@ -43,9 +43,8 @@ class Outbox:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand a message to the socket; while disconnected up to OUTBOUND_BYTES wait. Raises
-        PeerError for an impossible subject, BusTimeout where too many wait, BusError if closed or
-        too large.
+        """Hand a message to the socket; while disconnected some wait. Raises PeerError for an
+        impossible subject, BusTimeout where too many wait, BusError if closed or too large.
         """
         if len(payload) > self._client.max_payload:
             raise BusError(

@@ -245,9 +245,7 @@ class StreamKeyValue:
 
 
 class StreamLeases(StreamKeyValue):
-    """The leases: one message a key, all gone after seconds, so one that comes back does no harm. A
-    holder may neither purge nor roll up.
-    """
+    """The leases: one message a key, gone after seconds. A holder may neither purge nor roll up."""
 
     async def delete(self, key: str) -> None:
         await self._stream.write(

@@ -26,8 +26,7 @@ BODIES_BYTES = 2 * 1024 * 1024 * 1024
 REQUESTS_BYTES = 1024 * 1024 * 1024
 LEASES_BYTES = 64 * 1024 * 1024  # a lease is 200 bytes
 BATCHES_BYTES = 64 * 1024 * 1024  # a record is 1 to 4 KB, so 16,000 batches
-# Files of batches and their results, which are kept for a month: 500,000 lines of 2 KB with answers
-# as long.
+# Files and results of batches, kept for a month: 500,000 lines of 2 KB, answers as long.
 FILES_BYTES = 2 * 1024 * 1024 * 1024
 # 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
 # seconds, but for the entries that a request of an earlier life still needs.

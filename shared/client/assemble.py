@@ -11,9 +11,8 @@ PARKED_LIMIT = 64
 
 
 class Assembler:
-    """Takes every event; returns those to show, in order: exactly the first `tokens` tokens and
-    `characters` characters of the log. Offsets alone decide: a late delta of an earlier attempt
-    still agrees.
+    """Takes every event; returns those to show: exactly the first `tokens` tokens and `characters`
+    characters of the log. Offsets alone decide, also for earlier attempts.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 from uuid import uuid4
 
@@ -37,8 +36,7 @@ REPEAT_CANCEL_S = 1.0
 # pause after an answer that did not fill the gap; it doubles. Stored output is answered at once
 FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0
 REFUSED_S = 1.0  # until an attach that was refused is repeated
-# events that a slow reader may leave unread, half a minute at 30 tokens/s; dropped ones are
-# replayed later
+# unread events of a slow reader, half a minute at 30 tokens/s; dropped ones are replayed
 QUEUE_EVENTS = 1024
 # attaches in flight per client, so that a thousand silent streams do not send a thousand at once
 ASKING_AT_ONCE = 32
@@ -207,12 +205,7 @@ class Client:
         self._start(self._watch(), "client.watch")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         listening = [handle.subscription for handle in self._handles] + [self._inbox]
         for handle in list(self._handles):
             handle.subscription = None

@@ -8,9 +8,8 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class AdditiveProfile:
-    """curve(tokens) + the terms below. `curve_s` is the curve at 0, 1, 2, ... tokens, with the
-    overhead per iteration, made monotone when built. No term is negative, so the whole is monotone
-    in every sum.
+    """curve(tokens) + the terms below. `curve_s`: at 0, 1, 2, ... tokens, with the overhead, made
+    monotone when built. No term is negative, so the whole is monotone in every sum.
     """
 
     name: str

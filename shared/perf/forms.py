@@ -154,8 +154,7 @@ class PiecewiseTokens(
                 for knot, slope in zip(self.knots, self.slopes, strict=True)
             )
 
-        # The line beyond the curve's end lies up to a tile below the steps, so the curve ends one
-        # tile higher.
+        # The line beyond lies up to a tile below the steps: the curve ends one tile higher.
         end = CURVE_TOKENS + self.tile
         curve = _rising(lambda t: curve_s(t if t < CURVE_TOKENS else end), overhead_s)
         return self.attention.over(name, curve, max(0.0, sum(self.slopes)))

@@ -10,8 +10,7 @@ from shared.perf.shape import BatchShape
 # weights of one observation: memories of about 20 observations, of 7, and of 2 or 3
 MEMORIES = (0.05, 0.15, 0.4)
 JUDGED = 0.1  # weight of one observation in the error of a memory
-# Weight of one observation in the difference of regimes, once settled. That difference is the
-# profile's fault, and stays.
+# Weight of one observation in the settled difference of regimes, the profile's own fault.
 APART = 0.02
 SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
 # Bounds of a ratio: an idle core shared with six processes is that slow.
@@ -56,8 +55,7 @@ class Speed:
         for i, weight in enumerate(MEMORIES):
             off = _within(value - self._logs[i])
             self._wrong[i] += JUDGED * (abs(off) - self._wrong[i])
-            # The first observations weigh 1/2, 1/3, ...: a profile made for another machine is
-            # corrected within seconds.
+            # First ones weigh 1/2, 1/3, ...: another machine's profile is soon corrected.
             self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
         self.log = self._logs[self._wrong.index(min(self._wrong))]
 
@@ -71,9 +69,8 @@ class Speed:
 
 
 class Overhead:
-    """The seconds that an iteration takes beyond its execution: hand-overs, and the worker's own
-    work between two iterations. It leans up by its scatter. An engine may catch up on an earlier
-    delay; so one observation may be negative, the overhead never is.
+    """The seconds of an iteration beyond its execution: hand-overs, and the worker's own work. It
+    leans up by its scatter. One observation may be negative, the overhead never is.
     """
 
     __slots__ = ("_mean_s", "_scatter_s", "_seen", "seconds")
@@ -96,9 +93,8 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
-    """A profile times a factor per regime, with the overhead of an iteration. Regimes may drift
-    apart, so a mixed batch is never faster than its decodes or prefills alone: else the inverse is
-    not defined.
+    """A profile times a factor per regime, with the overhead of an iteration. A mixed batch is
+    never faster than its decodes or prefills alone: else there is no inverse.
     """
 
     base: Profile
@@ -204,8 +200,7 @@ class Corrected:
         self._gammas = self._each(
             [min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart]
         )
-        # Scatter is taken against the new ratio: while that still moves, its distance is no
-        # scatter.
+        # Scatter is about the new ratio: while that moves, its distance is none.
         weight = max(SMOOTHED, 1 / (self._seen[regime] + 1))
         self._scatter[regime] += weight * (
             abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime]
@@ -229,6 +224,9 @@ class Corrected:
         self._residual = 0.0
         self._measured_s += SMOOTHED * (exec_s - self._measured_s)
         self._speed.agree()
+        self._count(regime)
+
+    def _count(self, regime: Regime) -> None:
         self._seen[regime] += 1
         weight = max(APART, 1 / sum(self._seen))
         self._share = [
@@ -245,13 +243,9 @@ class Corrected:
 
     def _tell_apart(self, regime: Regime, value: float) -> None:
         """Moves the regime's own part, then gives the shared ratio what all regimes share."""
-        self._seen[regime] += 1
+        self._count(regime)
         off = _within(value - self._apart[regime] - self._speed.log)
         self._apart[regime] += max(APART, 1 / (self._seen[regime] + 2)) * off
-        weight = max(APART, 1 / sum(self._seen))
-        self._share = [
-            share + weight * ((i == regime) - share) for i, share in enumerate(self._share)
-        ]
         common = sum(share * apart for share, apart in zip(self._share, self._apart, strict=True))
         self._apart = [
             apart - common if seen else 0.0

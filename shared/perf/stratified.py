@@ -42,9 +42,8 @@ class StratifiedLinear(
     tag_field="form",
     tag="stratified_linear",
 ):
-    """Strata by rising `up_to_tokens`, the last without a bound.
-
-    Source: [qoserve] the authors' published predictor. Deviation: see StratifiedProfile.
+    """Strata by rising `up_to_tokens`, the last without a bound. Source: [qoserve] the authors'
+    published predictor; deviation: see StratifiedProfile.
     """
 
     strata: Annotated[tuple[Stratum, ...], Meta(min_length=1)]

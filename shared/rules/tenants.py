@@ -88,9 +88,7 @@ UNLIMITED = Tenant()
 
 
 def load_tenants(path: str) -> Tenants:
-    """The limits in a .toml file; none without a file. Raises a ConfigError that names the fault
-    and its place.
-    """
+    """The limits in a .toml file, or none. Raises a ConfigError with the fault and its place."""
     if not path:
         return Tenants()
     with reading(f"tenants: cannot read {path}"):

@@ -38,9 +38,7 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tiers of one deployment, tightest first. A request that names no tier goes to
-    `default`.
-    """
+    """The tiers of one deployment, tightest first. Without a name a request goes to `default`."""
 
     name: str
     default: str
@@ -109,11 +107,7 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ", ".join(dict.fromkeys(tier.slo.definition for tier in self.tiers.values()))
 
     def for_service_tier(self, value: str | None) -> str:
-        """The name of the tier for an HTTP request's `service_tier`. None and `auto` mean the
-        default; the names of tiers are accepted too.
-
-        Raises PeerError for anything else.
-        """
+        """The tier for a `service_tier`; None, `auto`: the default. Raises PeerError."""
         if value is None or value == AUTO:
             return self.default
         for name, tier in self.tiers.items():
@@ -299,9 +293,7 @@ def load_tiers(name_or_path: str) -> TierSet:
 
 
 def tiers_of(source: str | dict[str, Tier], default_tier: str) -> TierSet:
-    """The tiers of a configuration: written there, or named. Empty: the built-in ones. Raises
-    ConfigError.
-    """
+    """The tiers of a configuration, written or named; empty: built in. Raises ConfigError."""
     if isinstance(source, str):
         known = load_tiers(source) if source else DEFAULT
         name, default, tiers = known.name, default_tier or known.default, known.tiers

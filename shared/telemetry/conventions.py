@@ -80,8 +80,7 @@ GEN_AI_TPOT_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
 )  # fmt: skip
 
-# Buckets of ours for what callers wait for. They reach a day, which a batch may take: beyond the
-# last bound nothing is known.
+# Buckets of ours for what callers wait for, up to a day, which a batch may take.
 LONG_S = (20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0, 7200.0, 14400.0, 28800.0, 86400.0)
 TTFT_BUCKETS_S = (*GEN_AI_TTFT_BUCKETS_S, *LONG_S)
 DURATION_BUCKETS_S = (
@@ -145,8 +144,7 @@ LEAD = "slackline_lead_seconds"  # replica
 SLACK = "slackline_slack_seconds"  # replica
 BEST_EFFORT_HELD = "slackline_best_effort_held"  # replica
 
-# Our own buckets: an iteration takes 5 to 100 ms; the gap between two, and a step of the planner,
-# should take less than 1 ms.
+# An iteration takes 5 to 100 ms; the gap between two, and a planner's step, less than 1.
 ITERATION_BUCKETS_S = (
     0.001,
     0.002,

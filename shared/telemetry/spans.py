@@ -218,8 +218,7 @@ def _exporter(name: str) -> SpanExporter:
     # heavy: brings an HTTP client
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # The OTEL_EXPORTER_OTLP_* variables are the exporter's own; its default timeout of 10 s would
-    # hold up every stop as long.
+    # OTEL_EXPORTER_OTLP_* are the exporter's; its timeout of 10 s would hold up every stop
     return OTLPSpanExporter(
         timeout=None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_S
     )

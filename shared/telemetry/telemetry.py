@@ -1,6 +1,5 @@
-"""Tracing: one OpenTelemetry trace per request. This module records nothing (tracing.py decides).
-The service that receives a request starts it; `traceparent` (W3C Trace Context) travels in headers
-and record.
+"""Tracing: one OpenTelemetry trace per request. This module records nothing (tracing.py may).
+Whoever gets the request starts it; `traceparent` (W3C) is in headers and record.
 """
 
 import re
@@ -51,10 +50,7 @@ class SpanEvent(NamedTuple):
 
 
 class Span:
-    """A span under way. This one is not recorded: it passes its traceparent on.
-
-    Names with dots are passed as `**{conventions.REPLICA: "r1"}`.
-    """
+    """A span that is not recorded. Dotted names are passed as `**{conventions.REPLICA: "r1"}`."""
 
     def __init__(self, traceparent: str = "") -> None:
         # the header for every message that this span causes; empty where there is no trace

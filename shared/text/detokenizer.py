@@ -44,9 +44,8 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies in which a token's text depends on its neighbours. `decode` turns ids into
-    text; `silent` ids have none. The window begins one emission back: a first space is stripped
-    from both alike.
+    """For vocabularies in which a token's text depends on its neighbours; `silent` ids have none.
+    The window begins one emission back: a first space is stripped from both alike.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:

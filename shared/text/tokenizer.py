@@ -25,8 +25,7 @@ BUILTIN_SPECIALS = {
 SPECIAL_MARK = "<|"  # every special token above begins with it
 # the tokens that end the thinking of models: of most, of Magistral
 ENDS_OF_THINKING = ("</think>", "[/THINK]")
-# UTF-8 of a text is at most so many times that of its composed form (NFC): Hangul of three letters,
-# iota with two marks
+# UTF-8 of a text over that of its composed form (NFC), at most: Hangul, iota with two marks
 COMPOSED = 3
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
@@ -164,8 +163,7 @@ class Tokenizer:
 
 @cache
 def _builtin() -> Tokenizer:
-    # A BPE without merges whose alphabet is the 256 bytes: every text has exactly one encoding, its
-    # UTF-8.
+    # BPE without merges, its alphabet the 256 bytes: a text's one encoding is its UTF-8.
     vocabulary = {symbol: byte for byte, symbol in _byte_symbols().items()}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -138,11 +138,9 @@ AdmissionAction = Place | Relegate | Refuse
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop_limit: int = 4  # offers of one request before it is best-effort
     retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
-    # a request without a replica to be offered to for this long is relegated; its record is stored,
-    # so nothing is lost
+    # a request that finds no replica to be offered to for so long is relegated
     homeless_s: float = 10.0
-    # requests open at once, shared by the tenants that have any; beyond this, new requests are
-    # refused with a Retry-After
+    # open requests, shared by tenants; beyond, new ones are refused with a Retry-After
     open_limit: int = 20_000
     # requests in the best-effort pool, shared alike by the tenants that have any; beyond this, new
     # requests that no replica can hold are refused

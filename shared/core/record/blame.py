@@ -17,9 +17,7 @@ def first_missed(
     *,
     good: bool,
 ) -> FirstMissed | None:
-    """For a request that missed its SLO. None: no deadline missed until then, or no account.
-    `good`: it ended well then, and owed no more.
-    """
+    """For a missed SLO; None: no deadline missed yet, or no account. `good`: it owed no more."""
     if not timeline.account.until_unix_s:
         return None
     found: list[tuple[float, int, Missed, float | None, Account]] = []
@@ -69,9 +67,8 @@ def _by_pace(
 
 
 def main_cause(account: Account, *, due_s: float, granted_s: float) -> Cause:
-    """The cause of a deadline `due_s` after arrival; `granted_s` of that is later tokens' pace. Its
-    own prefill, if that alone takes too long; else what took most, of decodes and drafts beyond the
-    pace.
+    """The cause of a deadline `due_s` after arrival; `granted_s`: later tokens' pace. Its own
+    prefill, if that alone is too long; else what took most, decodes and drafts beyond the pace.
     """
     if account.prefill_s > due_s - granted_s:
         return Cause.PREFILL

@@ -42,10 +42,7 @@ SILENT_S = 1.0  # a replica that has reported nothing for longer is not between 
 def explanation(
     record: Record, resume: Resume, now_unix_s: float, *, trace_id: str, whole: bool
 ) -> Explanation:
-    """The explanation of a request, ended or not, whose output so far is `resume`.
-
-    `whole`: with the names of other tenants, for an operator.
-    """
+    """The explanation of a request with this output so far; `whole`: names other tenants, too."""
     tenant, _, request_id = record.key.partition(".")
     timeline, verdict, measure = (
         _until_now(record, resume.diary, now_unix_s),

@@ -305,9 +305,7 @@ def _end_of(record: Record, resume: Resume, why: str) -> str:
 
 
 def _breaking(record: Record, resume: Resume, now_unix_s: float) -> Record:
-    """The end of a request in which engines died: one that breaks them would end the whole fleet.
-    It is invalid, since clients send again what failed.
-    """
+    """The end of a request in which engines died, as invalid: clients send again what failed."""
     message = f"{BREAKS_ENGINES}: no third one is given it."
     return ended(record, FinishReason.INVALID, resume, now_unix_s, message=message)
 

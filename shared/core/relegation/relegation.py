@@ -78,8 +78,7 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-# most requests examined per digest that turn out not to be attainable (some 5 us each); the next
-# digest goes on
+# requests examined per digest that are not attainable (5 us each); then the next one
 LOOKS = 256
 # A replica without any standard request is handed prompts for so many seconds at once.
 ALONE_S = 0.1

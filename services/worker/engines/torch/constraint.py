@@ -14,8 +14,7 @@ from services.worker.engine import RefusedError
 from services.worker.engines.grammars import Grammars, failure
 from shared.structured import Structured
 
-# The longest that a load waits for its format to be compiled. Other requests wait with it; nearly
-# all formats take less.
+# The longest that a load, and others with it, waits for its format to be compiled.
 LOAD_WAIT_S = 0.02
 # CPU time of one step of one output, beyond which its request fails. Usual ones take 15 ms at most.
 STEP_S = 0.1

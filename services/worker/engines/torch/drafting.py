@@ -23,9 +23,7 @@ def trees_to_verify(
     selection: Selection,
     beginning: Collection[int],
 ) -> dict[int, Tree]:
-    """The tree to verify of each entry that speculates. Only a decode does, and none of the
-    entries `beginning`, which were planned as prefills.
-    """
+    """The trees to verify: of decodes that speculate, not of `beginning`, planned as prefills."""
     depth, width = unpack_list(selection.depth), unpack_list(selection.width)
     speculating = [
         n

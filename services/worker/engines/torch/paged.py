@@ -58,9 +58,8 @@ class Place:
 
 
 class Blocks:
-    """The blocks of the pool, 0..total-1, and their owners. One known by a hash (prefixes.py)
-    outlives them: idle, it may be shared, and counts as free; the first left idle goes first. A
-    shared block is full, so nobody writes to it again.
+    """The pool's blocks, 0..total-1, and their owners. One known by a hash (prefixes.py) stays,
+    idle and free, and may be shared; the first left idle goes first. A shared block is full.
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:
@@ -170,9 +169,7 @@ class Blocks:
         self._unused += 1
 
     def _begin(self, wanted: int) -> int:
-        """The first block of a sequence: in the middle of the longest unused stretch, whose
-        neighbour may grow; earlier if `wanted` blocks need it.
-        """
+        """The middle of the longest unused stretch, or earlier if `wanted` blocks need the room."""
         edges = np.diff(self._taken)
         begins, ends = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         longest = int(np.argmax(ends - begins))

@@ -22,9 +22,7 @@ class Prefix:
         self._named = 0
 
     def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
-        """Lets the empty `place` begin with known blocks; how many positions they hold, 0 if over
-        `spare` are idle. A token at least is left to compute.
-        """
+        """Lets `place` begin with known blocks; how many positions, 0 if over `spare` are idle."""
         found = blocks.find(self._of(tokens, len(tokens) - 1))
         if blocks.idle(found) > spare:
             return 0

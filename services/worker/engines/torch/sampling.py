@@ -1,6 +1,5 @@
-"""Chooses tokens for a whole batch, greedily or by a draw at (seed, position), with their
-log-probabilities. A row depends on itself and its parameters alone, so its token is the same in any
-batch.
+"""Chooses tokens for a batch, greedily or by a draw at (seed, position), with log-probabilities. A
+row depends on itself and its parameters alone, so its token is the same in any batch.
 """
 
 from collections.abc import Sequence

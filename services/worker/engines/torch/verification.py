@@ -86,9 +86,7 @@ def _say(said: Said, state: Running, tree: Tree | None, token: int) -> bool:
 def _choose(
     logits: torch.Tensor, states: Sequence[Running]
 ) -> list[tuple[int, tuple[Likely, ...]]]:
-    """The next token of each request, and its likelihood where asked. Position n of a request
-    draws from (seed, n), where n counts from its first token.
-    """
+    """Each request's next token, with its likelihood if asked. Position n draws from (seed, n)."""
     shown = adjusted(
         logits,
         [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states],

@@ -1,6 +1,5 @@
-"""Seeded requests in chunks, on a CPU. vLLM samples for every request, also within a prompt, and
-takes back what its generator drew, which CPU generators cannot. So here they do not draw for such a
-request.
+"""Seeded requests in chunks, on a CPU. vLLM samples within a prompt, too, and takes the draw back,
+which CPU generators cannot: so here they do not draw for such a request.
 """
 
 from collections.abc import Callable

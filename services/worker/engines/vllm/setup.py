@@ -109,8 +109,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         "enable_prefix_caching": True,
         "enforce_eager": cpu,
         "disable_log_stats": True,
-        # By default the first request's schema chooses the compiler of all that follow, and not
-        # every one compiles everything.
+        # else the first request's schema chooses the compiler of all that follow
         "structured_outputs_config": {"backend": "xgrammar"},
         **cfg.vllm,
         "model": str(folder),
@@ -144,8 +143,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     _check_draft_model(config.speculative_config, tokenizer, folder)
     if scheduler.num_spec_tokens:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_back)
-    # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it
-    # took for them.
+    # Blocks beyond the books' count: vLLM keeps those that it took for rejected drafts.
     drafts = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
     kv_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() - cfg.max_slots * -(
         -drafts // block_tokens

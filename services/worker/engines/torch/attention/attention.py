@@ -1,6 +1,5 @@
-"""Attention of a whole mixed batch, in place of transformers'. A pass carries a single row of T
-packed tokens. Every layer writes keys and values to the pool; then each sequence attends over its
-own.
+"""Attention of a whole mixed batch, in place of transformers'. A pass carries one row of T packed
+tokens; each layer writes KV to the pool, then each sequence attends over its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ from shared.errors import ConfigError
 
 NAME = "slackline_paged"  # the value of `attn_implementation`
 
-# attend(layer, query, key, value, scale): [1, heads or KV heads, T, size] each -> [1, T, heads,
-# size].
+# (layer, query, key, value, scale): [1, (KV) heads, T, size] each -> [1, T, heads, size]
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 
 

@@ -18,9 +18,7 @@ _BITS = 62  # of a mask
 
 
 class Run(NamedTuple):
-    """Consecutive rows of a batch. `sees`: pool positions; every row sees the first `before`.
-    `own`: of each row, which of the others it sees, bit by bit.
-    """
+    """Rows of a batch. `sees`: positions, the first `before` seen by all; `own`: bits, by row."""
 
     before: int
     own: Sequence[int]
@@ -105,8 +103,7 @@ class PaddedRows:
         as_they_are = rows == runs and width == 1
         if not as_they_are:
             query = query.new_zeros((runs * width, heads, size)).index_copy_(0, self._place, query)
-        # query heads that share a KV head stand in for query rows: [runs, KV heads, group * width,
-        # size]
+        # heads that share a KV head as query rows: [runs, KV heads, group * width, size]
         query = query.view(runs, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(runs, kv_heads, group * width, size)
         if self._bias is None:  # the same for every layer
