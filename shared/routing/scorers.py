@@ -23,7 +23,7 @@ Score = Callable[[Digest], float]
 
 def free_slot(_offer: Offer) -> Score:
     """1 if the replica has a free slot."""
-    return _free_slot
+    return lambda digest: digest.free_slots > 0
 
 
 def attainability(offer: Offer) -> Score:
@@ -38,15 +38,17 @@ def attainability(offer: Offer) -> Score:
 
 def surplus(offer: Offer) -> Score:
     """1 if the replica would take best-effort work now. For a standard request 1 everywhere."""
-    return _one if offer.service_class is ServiceClass.STANDARD else _surplus
+    if offer.service_class is ServiceClass.STANDARD:
+        return lambda _: 1
+    return lambda digest: digest.surplus
 
 
 def kv_room(_offer: Offer) -> Score:
     """1 if more KV is free than running decodes will want."""
-    return _kv_room
+    return lambda digest: _kv_free_share(digest) >= KV_TIGHT
 
 
-def backlog(offer: Offer) -> Score:
+def backlog(offer: Offer, decode_s: float = 0.0) -> Score:
     """Minus the backlog relative to the time that the request has for its first token (or its
     last), in steps. Where there is no such time, minus the backlog in seconds, in the same steps.
     """
@@ -54,25 +56,19 @@ def backlog(offer: Offer) -> Score:
 
     def relative(digest: Digest) -> float:
         left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
-        return _share(_backlog_s(digest), left_s)
+        return _share(_backlog_s(digest) + decode_s * digest.running, left_s)
 
     return relative
 
 
 def load(offer: Offer) -> Score:
     """As `backlog`, where each standard decode counts as DECODE_S of backlog."""
-    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
-
-    def relative(digest: Digest) -> float:
-        left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
-        return _share(_backlog_s(digest) + DECODE_S * digest.running, left_s)
-
-    return relative
+    return backlog(offer, DECODE_S)
 
 
 def kv_free(_offer: Offer) -> Score:
     """Minus the share of the KV in use, in steps."""
-    return _kv_in_use
+    return lambda digest: -int((1 - _kv_free_share(digest)) / KV_STEP)
 
 
 def _share(backlog_s: float, left_s: float) -> float:
@@ -80,24 +76,8 @@ def _share(backlog_s: float, left_s: float) -> float:
     return -round(min(share, 1e6) / BACKLOG_STEP)
 
 
-def _one(_digest: Digest) -> float:
-    return 1
-
-
-def _free_slot(digest: Digest) -> float:
-    return digest.free_slots > 0
-
-
-def _surplus(digest: Digest) -> float:
-    return digest.surplus
-
-
-def _kv_room(digest: Digest) -> float:
-    return digest.kv_free_blocks / max(1, digest.kv_blocks) >= KV_TIGHT
-
-
-def _kv_in_use(digest: Digest) -> float:
-    return -int((1 - digest.kv_free_blocks / max(1, digest.kv_blocks)) / KV_STEP)
+def _kv_free_share(digest: Digest) -> float:
+    return digest.kv_free_blocks / max(1, digest.kv_blocks)
 
 
 def _backlog_s(digest: Digest) -> float:
