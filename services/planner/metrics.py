@@ -77,11 +77,8 @@ class Watch:
         self._gammas = [
             (regime, metrics._gamma.labels(replica, regime.name.lower())) for regime in Regime
         ]
-        self._counters = [
-            metrics._plans.labels(replica),
-            metrics._acks.labels(replica),
-            metrics._resyncs.labels(replica),
-        ]
+        counted = (metrics._plans, metrics._acks, metrics._resyncs)
+        self._counters = [family.labels(replica) for family in counted]
         self._shown = (0, 0, 0)
         self._steps = metrics._steps.labels(replica)
         self._slack = metrics._slack.labels(replica)

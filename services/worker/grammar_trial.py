@@ -158,7 +158,7 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)
     source = sock.makefile("rb")
     what = _decode_what(read(source))
-    tries = _tries(what)
+    tries = _xgrammar(what) if what.compiler == "xgrammar" else _llguidance(what)
     sock.sendall(framed(_encode(Tried())))
     while message := read(source):
         sock.sendall(framed(_encode(tried(tries, message, CPU_S[what.compiler]))))
@@ -201,10 +201,6 @@ def _limit(cpu_s: float) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     memory = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-
-def _tries(what: What) -> Try:
-    return _xgrammar(what) if what.compiler == "xgrammar" else _llguidance(what)
 
 
 def _llguidance(what: What) -> Try:

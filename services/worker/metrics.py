@@ -83,13 +83,9 @@ class WorkerMetrics:
         self._tokens = self._histogram(
             names.ITERATION_TOKENS, "Positions computed in an iteration.", names.TOKENS_BUCKETS
         )
-        labels = self._labels(names.INTER_TOKEN_LATENCY)
-        gaps = registry.histogram(
-            names.INTER_TOKEN_LATENCY,
-            "Between two tokens of a request.",
-            names.TPOT_BUCKETS_S,
-            [*labels],
-        )
+        name, text = names.INTER_TOKEN_LATENCY, "Between two tokens of a request."
+        labels = self._labels(name)
+        gaps = registry.histogram(name, text, names.TPOT_BUCKETS_S, [*labels])
         registry.alias(names.OLD_INTER_TOKEN_LATENCY, gaps)
         self._gaps = gaps.labels(*labels.values())
         ttft, lasting = names.TTFT_BUCKETS_S, names.DURATION_BUCKETS_S
@@ -106,12 +102,8 @@ class WorkerMetrics:
         )
         self._drafted = self._counter(names.DRAFT_TOKENS, "Draft tokens verified.")
         self._accepted = self._counter(names.ACCEPTED_TOKENS, "Draft tokens accepted.")
-        labels = self._labels(names.ACCEPTED_PER_POSITION)
-        per_position = registry.counter(
-            names.ACCEPTED_PER_POSITION,
-            "Draft tokens accepted, by their position behind the newest token.",
-            [*labels, "position"],
-        )
+        text = "Draft tokens accepted, by their position behind the newest token."
+        per_position = registry.counter(names.ACCEPTED_PER_POSITION, text, [*labels, "position"])
         self._accepted_at = [
             per_position.labels(*labels.values(), str(n)) for n in range(POSITIONS)
         ]

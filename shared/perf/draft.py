@@ -38,14 +38,9 @@ class Draft:
         return self.step * least_s + self.read * (whole_s - least_s)
 
 
-def fractions_of(cost: DraftCost) -> tuple[float, float]:
-    """The two fractions of a cost: of a step, and of what is read."""
-    return cost if isinstance(cost, tuple) else (cost, cost)
-
-
 def draft_of(profile: Profile, cost: DraftCost) -> Draft | None:
     """The target's draft model; None for a step of 0. Raises ConfigError outside of [0, 1]."""
-    step, read = fractions_of(cost)
+    step, read = cost if isinstance(cost, tuple) else (cost, cost)
     if not (0 <= step <= 1 and 0 <= read <= 1):
         raise ConfigError(
             f"draft {step:g}, {read:g}: a step and what is read are fractions of the target's "

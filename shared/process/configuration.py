@@ -92,7 +92,7 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
     if missing:
         raise ConfigError(
             f"{section}.{missing[0]} is required: set it under [{section}] "
-            f"or in {_variable(section, missing[0])}"
+            f"or in {PREFIX}{section.upper()}_{missing[0].upper()}"
         )
     try:
         return kind(**values)
@@ -272,7 +272,3 @@ def _converted(raw: Any, kind: Any, origin: str) -> Any:
             return msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
             raise MisfitError(origin, *misfit(raw, kind, error)) from error
-
-
-def _variable(section: str, name: str) -> str:
-    return f"{PREFIX}{section.upper()}_{name.upper()}"

@@ -113,7 +113,7 @@ class ResultFile:
         self.digest.take(payload)
         if payload:
             try:
-                self.done.add(number_in(_id.decode(payload).id))
+                self.done.add(int(_id.decode(payload).id.rpartition("-")[2]))
             except (msgspec.MsgspecError, ValueError):
                 log.error("result.damaged", file_id=self.chunks, seq=seq)  # no gateway wrote it
 
@@ -121,7 +121,3 @@ class ResultFile:
 def id_of(batch_id: str, number: int) -> str:
     """The request id of a line."""
     return f"{batch_id.removeprefix('batch_')}-{number}"
-
-
-def number_in(result_id: str) -> int:
-    return int(result_id.rpartition("-")[2])
