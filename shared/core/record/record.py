@@ -103,7 +103,7 @@ def relegated(
     declined: str = "",
     neighbours: Sequence[Neighbour] = (),
 ) -> Record | None:
-    """Its owner found no replica that holds its SLO: into the pool, behind `neighbours`."""
+    """Its owner found no replica for its SLO: into the pool. Prefills of `neighbours` go first."""
     if not applies(Event.RELEGATED, record) or record.owner != owner:
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
@@ -278,7 +278,7 @@ def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str
 def deleted(
     record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
 ) -> Record:
-    """The end of a request whose record, last known so, was deleted. Other words as for `lost`."""
+    """The end of a request whose record, last known so, was deleted. The rest as for `lost`."""
     return ended(
         record,
         FinishReason(why) if why in FINAL else FinishReason.FAILED,
