@@ -80,11 +80,13 @@ class Missed(StrEnum):
 
 
 class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The objective of one request. Any bound may be absent; the earliest deadline governs. `*_x`:
-    a multiple of its zero-load time, which admission resolves.
+    """The service level objective of one request. Any bound may be absent; the earliest deadline
+    governs.
 
-    With `thinking_tbt_s` it thinks first: its pace up to and including the end-of-thinking token,
-    `tbt_s` after it. Others' stages are not followed.
+    `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds. A
+    request whose SLO names `thinking_tbt_s` thinks first: that is its pace up to and including the
+    end-of-thinking token, and `tbt_s` its pace after it. The stages of other requests are not
+    followed, since nothing depends on them.
     """
 
     ttft_s: Seconds | None = None
