@@ -53,7 +53,9 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts; the cache's and `completion_tokens_details` come at the end of a choice."""
+    """Token counts. The cache's are known at the end of a choice, and `completion_tokens_details`
+    where its SLO names a pace for thinking.
+    """
 
     prompt_tokens: int
     completion_tokens: int

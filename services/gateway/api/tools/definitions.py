@@ -16,7 +16,7 @@ DEFINITIONS = "$defs"
 
 
 class Function(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A function that the model may call. `strict` only labels it."""
+    """A function to call. `strict` only labels it: a required call is held to its schema."""
 
     name: ToolName
     description: str | None = None

@@ -43,9 +43,7 @@ def always_asks(s: Sampling) -> bool:
 
 
 def _adjust(logits: Tensor, written: Written) -> None:
-    """Adjusts one row in place. Bias and mask come before the penalties. Repetition counts the
-    prompt too (C. Keskar et al., CTRL, 2019, section 4.1).
-    """
+    """Adjusts one row. Repetition counts the prompt, too (C. Keskar et al., CTRL, 2019, 4.1)."""
 
     def at(tokens: Collection[int]) -> Tensor:
         return torch.tensor(
