@@ -5,7 +5,9 @@ With no latency it leaps. While the policy's choice stays right (Choice.repeats)
 no output ends, iterations differ by their contexts alone: their ends are computed beforehand and
 stand on the timeline as one event. A digest or an event in the meantime finds the replica as it is
 at that instant; if the event makes the choice stale, the leap ends with the iteration then under
-way. tests/loadgen/simulator/test_leap.py compares it with the run without leaps.
+way. Iterations in which decodes draft follow one another without an ack and a plan for each
+(drafting.py). tests/loadgen/simulator/test_leap.py and test_draft_leap.py compare both with the run
+without leaps.
 """
 
 from array import array
@@ -117,6 +119,7 @@ class VirtualReplica:
         self._ends_s: list[float] = []
         self._exec_s: list[float] = []
         self._serial = 0
+        self._drafted = 0  # iterations of a leap over drafts, not yet settled
         self._dead = False
         self.preempted = 0
         self._feed(Synced(announce, 1, 1, 0, ()))
@@ -162,8 +165,7 @@ class VirtualReplica:
         if self._dead:
             return
         timeline, latency, rng = self._timeline, self._latency, self._rng
-        if len(self._ends_s) > 1:
-            self.settle()
+        self.settle()
         for action in self.core.handle(event, now_unix_s=timeline.now_s):
             match action:
                 case SendPlan(plan):
@@ -209,22 +211,47 @@ class VirtualReplica:
         now_s = self._timeline.now_s
         if self.worker.running or (exec_s := self.worker.begin(now_s)) is None:
             return
-        self._began_s = now_s
         alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
-        self._exec_s = alike if len(alike) > 1 else [exec_s]
-        self._ends_s = []
-        for each_s in self._exec_s:
-            now_s += each_s
-            self._ends_s.append(now_s)
+        self._run(alike if len(alike) > 1 else [exec_s])
+
+    def _run(self, exec_s: list[float]) -> None:
+        """Iterations of so many seconds begin."""
+        ends_s = self._began_s = self._timeline.now_s
+        self._exec_s, self._ends_s = exec_s, []
+        for each_s in exec_s:
+            ends_s += each_s
+            self._ends_s.append(ends_s)
         self._serial += 1
-        self._timeline.at(now_s, self._end, self._serial)
+        self._timeline.at(ends_s, self._end, self._serial)
+
+    def _again(self) -> bool:
+        """The iteration under way ends and one that is alike but for its drafts begins; False: no
+        such one may follow.
+        """
+        if not (self._leaps and self.worker.drafts and self.core.repeats > 1 + self._drafted):
+            return False
+        now_s = self._timeline.now_s
+        next_s = self.worker.again(now_s, self._exec_s[0])
+        if next_s is None:
+            return False
+        self._drafted += 1
+        self._last_end_s = now_s
+        self._run([next_s])
+        return True
 
     def settle(self) -> None:
         """Account for the iterations of a leap that have ended by now. The one under way stays, as
         if its plan had just come.
         """
+        if self._drafted:
+            self._drafted = 0
+            drafted, end_s = self.worker.settle(), self._last_end_s
+            exec_s = sum(each.exec_s for each in drafted)
+            self.core.handle(Leapt(len(drafted), end_s, exec_s, drafted), now_unix_s=end_s)
+        if len(self._ends_s) <= 1:
+            return
         done = min(bisect_right(self._ends_s, self._timeline.now_s), len(self._ends_s) - 1)
-        if done <= 0:
+        if not done:
             return
         ends_s, exec_s = self._ends_s[:done], sum(self._exec_s[:done])
         self._ends_s, self._exec_s = self._ends_s[done:], self._exec_s[done:]
@@ -239,7 +266,7 @@ class VirtualReplica:
         self._timeline.at(self._ends_s[0], self._end, self._serial)
 
     def _end(self, serial: int) -> None:
-        if serial != self._serial:
+        if serial != self._serial or self._again():
             return
         self.settle()
         now_s, idle_s, began_s, exec_s = self._timeline.now_s, 0.0, self._began_s, self._exec_s[-1]

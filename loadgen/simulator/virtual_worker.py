@@ -12,20 +12,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from loadgen.simulator.drafting import Drafting, Requests
+from loadgen.simulator.luck import Luck
 from loadgen.simulator.misjudged import BatchTime
+from loadgen.simulator.running import Running
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
+from shared.core.replica.events import DraftedIteration
 from shared.core.replica.in_flight import shape_of
 from shared.core.worker.held_request import seed_of
 from shared.perf.draft import Draft
-from shared.perf.shape import BatchShape
-from shared.policy.acceptance import Acceptance, speculate
-from shared.policy.need import Needs, Paces, needed_tokens
+from shared.policy.acceptance import Acceptance
+from shared.policy.need import Paces
 from shared.policy.seam import Bools, Floats
 from shared.policy.speculation import along
 from shared.schemas import (
@@ -67,23 +69,6 @@ class _Request:
 NEVER = 1 << 30  # tokens: longer than any output
 
 
-class _Running(NamedTuple):
-    """The iteration under way. `alike`: no prefill and no request ends in it, so another iteration
-    just like it may follow.
-    """
-
-    plan: BatchPlan
-    slots: Indices
-    fills: Ints  # KV positions while it runs, rejected drafts included
-    tokens: Ints  # the positions of these that are kept
-    emits: NDArray[np.bool_]
-    drafted: Ints | None  # draft tokens verified; None: the plan does not speculate
-    skipped: bytes
-    shape: BatchShape
-    ending: Sequence[tuple[int, str]]
-    alike: bool
-
-
 class VirtualWorker:
     """One replica's worker. Columns are indexed by slot."""
 
@@ -95,15 +80,15 @@ class VirtualWorker:
         acceptance: Acceptance,
     ) -> None:
         self._announce = announce
-        self._batch_s, self._draft, self._acceptance = batch_s, draft, acceptance
+        self._batch_s, self._draft = batch_s, draft
+        self._luck = Luck(acceptance, announce.max_slots)
         self.counters = Counters()
         self._queue: deque[BatchPlan] = deque()
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._requests: dict[int, _Request] = {}
         self._next_seq, self._ack_seq = 1, 0
         slots = announce.max_slots
         self._here = np.zeros(slots, dtype=np.bool_)
-        self._seed = np.zeros(slots, dtype=np.uint64)
         self._prompt: Ints = np.zeros(slots, dtype=np.int32)
         self._known: Ints = np.zeros(slots, dtype=np.int32)  # prompt and output tokens
         self._computed: Ints = np.zeros(slots, dtype=np.int32)
@@ -159,7 +144,7 @@ class VirtualWorker:
         self._thinkers += thinks
         self._here[slot], self._decoding[slot] = True, False
         self._prompt[slot] = record.prompt_tokens
-        self._seed[slot] = seed_of(record.key, sampling) % (1 << 64)
+        self._luck.begin(slot, seed_of(record.key, sampling) % (1 << 64))
         self._known[slot] = record.prompt_tokens + made
         self._computed[slot] = self._drafted[slot] = 0
         self._left[slot] = left
@@ -204,90 +189,61 @@ class VirtualWorker:
         if np.count_nonzero(gone):
             skipped = pack(slots[gone])
             slots, caps = slots[~gone], caps[~gone]
-        has = self._computed[slots]
-        wanted = self._known[slots] - has
-        tokens: Ints = np.minimum(caps, wanted)
-        decodes, emits = self._decoding[slots], tokens >= wanted
         if plan.selection is not None:
             selection = plan.selection
             if skipped:
                 selection = along(selection, np.flatnonzero(~gone).tolist())
-            needed = self._needed(slots, now_unix_s, selection.lasts_s)
-            return self._speculate(plan, selection, slots, caps, needed, skipped, ending)
+            drafting = self._drafting(selection, slots, caps)
+            exec_s = drafting.begin(now_unix_s)
+            self._drafted[slots] = drafting.did.filled
+            self._running = Running.drafting_now(plan, slots, drafting, skipped, ending)
+            return exec_s
+        has = self._computed[slots]
+        wanted = self._known[slots] - has
+        tokens: Ints = np.minimum(caps, wanted)
+        decodes, emits = self._decoding[slots], tokens >= wanted
         shape = shape_of(has, tokens, decodes)
         alike = np.count_nonzero(emits) == shape.decodes and not ending and not skipped
-        self._running = _Running(
+        self._running = Running(
             plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike
         )
         return self._batch_s(shape)
 
-    def _speculate(
-        self,
-        plan: BatchPlan,
-        selection: Selection,
-        slots: Indices,
-        caps: Ints,
-        needed: Needs,
-        skipped: bytes,
-        ending: Sequence[tuple[int, str]],
-    ) -> float:
-        """Begin an iteration in which some entries draft first. Returns its seconds. No output is
-        drafted past its end.
-        """
+    def _drafting(self, selection: Selection, slots: Indices, caps: Ints) -> Drafting:
         assert self._draft is not None, "speculation without a draft model"
-        has, made = self._computed[slots], self._known[slots] - self._prompt[slots]
-        left = self._known[slots] - has
-        drafts = (unpack(selection.depth) > 0) & (left == 1) & (made > 0)
-        most: Ints = np.minimum(caps, np.where(drafts, self._left[slots], left))
-        did = speculate(
-            self._draft,
-            self._acceptance,
-            selection,
-            most,
-            needed=needed,
-            seeds=self._seed[slots],
-            made=made,
-            has=has,
-            left=left,
-            filled=self._drafted[slots],
-            longest_chain=self._announce.longest_chain,
-        )
-        self._drafted[slots] = did.filled
-        shape = shape_of(has, did.fills, self._decoding[slots])
-        self._running = _Running(
-            plan,
-            slots,
-            did.fills,
-            did.kept,
-            most >= left,
-            did.drafted,
-            skipped,
-            shape,
-            ending,
-            False,
-        )
-        return did.drafted_s + self._batch_s(shape)
-
-    def _needed(self, slots: Indices, now_unix_s: float, lasts_s: float) -> Needs:
-        """The need of each request, from the tokens that it has by now."""
         for slot in slots[np.isinf(self._first_unix_s[slots])].tolist():
             if times := self._requests[slot].times:
                 self._first_unix_s[slot] = times[0]
-        paces = Paces(
-            self._pace_s[slots],
-            self._last_due_unix_s[slots],
-            self._first_unix_s[slots],
-            self._known[slots] - self._prompt[slots],
-            self._max_tokens[slots],
-            self._best_effort[slots],
+        known, has = self._known[slots], self._computed[slots]
+        requests = Requests(
+            has,
+            known - has,
+            self._left[slots],
+            self._drafted[slots],
+            self._decoding[slots],
+            Paces(
+                self._pace_s[slots],
+                self._last_due_unix_s[slots],
+                self._first_unix_s[slots],
+                known - self._prompt[slots],
+                self._max_tokens[slots],
+                self._best_effort[slots],
+            ),
         )
-        return needed_tokens(paces, now_unix_s, lasts_s)
+        trees = partial(self._luck.draft, slots)
+        chain = self._announce.longest_chain
+        return Drafting(self._draft, self._batch_s, trees, selection, caps, requests, chain)
 
     @property
     def worked(self) -> bool:
         """True if the iteration under way computes anything."""
         assert self._running is not None
         return len(self._running.slots) > 0
+
+    @property
+    def drafts(self) -> bool:
+        """Requests draft in the iteration under way."""
+        return self._running is not None and self._running.drafting is not None
 
     # ------------------------------------------------------------ leaps
 
@@ -310,8 +266,7 @@ class VirtualWorker:
             steps = min(
                 steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min())
             )
-        batch_s, shape = self._batch_s, running.shape
-        return [batch_s(_grown(shape, n)) for n in range(steps)]
+        return [self._batch_s(running.shape_after(n)) for n in range(steps)]
 
     def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
         """The iteration under way has ended at each of these instants and begun again. It has
@@ -330,7 +285,51 @@ class VirtualWorker:
         self.counters.iterations += n
         self.counters.tokens += n * len(emitting)
         self.counters.exec_s += exec_s
-        self._running = running._replace(shape=_grown(running.shape, n))
+        self._running = running._replace(shape=running.shape_after(n))
+
+    def again(self, now_unix_s: float, exec_s: float) -> float | None:
+        """The iteration under way ends, in which decodes draft, and one that is alike begins.
+        Returns the seconds of that; None where none follows: a request or a stage ends.
+        """
+        running = self._running
+        assert running is not None
+        if running.drafting is None or running.ending or running.skipped:
+            return None
+        return running.drafting.again(now_unix_s, exec_s, lambda: self._spare(running))
+
+    def _spare(self, running: Running) -> Ints:
+        """The tokens that each entry may make before an iteration that is no longer alike."""
+        slots, caps = running.slots, unpack(running.plan.caps)
+        ends = np.minimum(self._left[slots], self._thinking[slots]) - 1
+        # near its maximum the planner lets it draft less
+        made = self._known[slots] - self._prompt[slots]
+        spare: Ints = np.minimum(ends, self._max_tokens[slots] - made - np.maximum(caps, 2))
+        return spare
+
+    def settle(self) -> Sequence[DraftedIteration]:
+        """Write down the iterations that `again` has ended."""
+        running = self._running
+        if running is None or running.drafting is None or not running.drafting.ran:
+            return ()
+        drafting, slots, counters = running.drafting, running.slots, self.counters
+        ran, drafting.ran = drafting.ran, []
+        drafted, kept = (np.array([each[column] for each in ran]) for column in (-2, -1))
+        ends_unix_s = np.array([each.ended_unix_s for each in ran])
+        for slot, tokens in zip(slots.tolist(), kept.T, strict=True):
+            self._requests[slot].times.frombytes(ends_unix_s.repeat(tokens).tobytes())
+        made = kept.sum(axis=0, dtype=np.int32)
+        self._computed[slots] += made
+        self._known[slots] += made
+        self._left[slots] -= made
+        self._thinking[slots] -= made
+        self._drafted[slots] = drafting.did.filled
+        counters.iterations += len(ran)
+        counters.tokens += int(made.sum())
+        for each in ran:
+            counters.exec_s += each.exec_s
+        self._count_drafts(drafted, kept - 1)
+        self._running = Running.drafting_now(running.plan, slots, drafting)
+        return ran
 
     # ------------------------------------------------------------ ends
 
@@ -349,7 +348,8 @@ class VirtualWorker:
         running = self._running
         assert running is not None
         self._running = None
-        plan, slots, emits, drafted = running.plan, running.slots, running.emits, running.drafted
+        plan, slots, emits = running.plan, running.slots, running.emits
+        drafted = None if running.drafting is None else running.drafting.did.drafted
         emitted = emits.astype(np.int32)
         # a speculating entry keeps its root and emits a token for each position that it keeps
         if drafted is not None:
@@ -360,7 +360,7 @@ class VirtualWorker:
             self.counters.iterations += 1
             self.counters.exec_s += exec_s
             self.counters.idle_s += idle_s
-            complete, answering = self._advance(running, emitted, ended_unix_s)
+            complete, answering = self._advance(running, emitted, drafted, ended_unix_s)
             ended = [(slot, self._requests[slot].reason.value) for slot in complete]
         ended += sorted(running.ending)
         overs = [self._over(slot, why) for slot, why in ended]
@@ -390,7 +390,7 @@ class VirtualWorker:
         return ack, overs
 
     def _advance(
-        self, running: _Running, emitted: Ints, at_unix_s: float
+        self, running: Running, emitted: Ints, drafted: Ints | None, at_unix_s: float
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Give the tokens of the iteration to their requests. Returns the slots whose output is
         complete, and those whose thinking ends with their numbers of thinking tokens.
@@ -407,19 +407,22 @@ class VirtualWorker:
         emit = self._emit
         for slot in emitting.tolist():
             emit[slot](at_unix_s)
-        if running.drafted is not None:
-            self._accepted(slots, running.drafted, emitted - 1, at_unix_s)
+        if drafted is not None:
+            self._accepted(slots, drafted, emitted - 1, at_unix_s)
         answering = self._answering(emitting, made) if self._thinkers else []
         return emitting[left == 0].tolist(), answering
 
     def _accepted(self, slots: Indices, drafted: Ints, accepted: Ints, at_unix_s: float) -> None:
-        """Count the drafts of this iteration. Tokens accepted together come at one instant."""
-        self.counters.drafted += int(drafted.sum())
-        self.counters.accepted += int(accepted[drafted > 0].sum())
-        self.counters.verifications += int(np.count_nonzero(drafted))
+        """Tokens accepted together come at one instant."""
+        self._count_drafts(drafted, accepted)
         more = (drafted > 0) & (accepted > 0)
         for slot, count in zip(slots[more].tolist(), accepted[more].tolist(), strict=True):
             self._requests[slot].times.extend([at_unix_s] * count)
+
+    def _count_drafts(self, drafted: Ints, accepted: Ints) -> None:
+        self.counters.drafted += int(drafted.sum())
+        self.counters.accepted += int(accepted[drafted > 0].sum())
+        self.counters.verifications += int(np.count_nonzero(drafted))
 
     def _answering(self, emitting: Indices, made: Ints) -> list[tuple[int, int]]:
         """The slots whose thinking ends with these tokens, and their numbers of thinking tokens."""
@@ -477,21 +480,6 @@ class VirtualWorker:
             assert self._known[slot] == request.record.prompt_tokens + len(request.times), (
                 "tokens without an instant"
             )
-
-
-def _grown(shape: BatchShape, n: int) -> BatchShape:
-    """The shape of the n-th alike iteration after this one."""
-    prefill_tokens, prefills, sq, cross, has, decodes, context, drafts = shape
-    return BatchShape(
-        prefill_tokens,
-        prefills,
-        sq,
-        cross + n * sq,
-        has + n * prefill_tokens,
-        decodes,
-        context + n * decodes,
-        drafts,
-    )
 
 
 def _no_request(at_unix_s: float) -> None:

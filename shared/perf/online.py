@@ -12,6 +12,7 @@ MEMORIES = (0.05, 0.15, 0.4)
 JUDGED = 0.1  # weight of one observation in the error of a memory
 # Weight of one observation in the settled difference of regimes, the profile's own fault.
 APART = 0.02
+ROUNDING = 1e-12  # of a duration: what sums of others lose
 SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
 # Bounds of a ratio: an idle core shared with six processes is that slow.
 LOWEST, HIGHEST = 1 / 16, 16.0
@@ -183,7 +184,7 @@ class Corrected:
             return
         self._overhead.observe(late_s, exec_s)
         regime, factors = Regime.of(shape), self.now.factors
-        if self._exact and exec_s == base_s:
+        if self._exact and abs(exec_s - base_s) <= ROUNDING * base_s:
             self._agree(regime, exec_s)
         else:
             self._exact = False

@@ -1,5 +1,6 @@
 """The shape of a batch: the sums over it that every profile form is a function of."""
 
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +31,17 @@ class BatchShape(NamedTuple):
         """The shape with drafts to verify, along (some of) the decodes; `has`: their contexts."""
         if not np.count_nonzero(drafts):
             return self
-        l_in = drafts.astype(np.int64)
-        return self._replace(
-            prefill_tokens=self.prefill_tokens + int(l_in.sum()),
-            prefill_sq=self.prefill_sq + float(l_in @ l_in),
-            prefill_cross=self.prefill_cross + float(l_in @ has),
-            drafts=self.drafts + int(l_in.sum()),
+        tokens, stood = drafts.tolist(), has.tolist()
+        drafted = sum(tokens)
+        return BatchShape(
+            self.prefill_tokens + drafted,
+            self.prefills,
+            self.prefill_sq + float(sum(n * n for n in tokens)),
+            self.prefill_cross + float(sum(map(mul, tokens, stood))),
+            self.prefill_has,
+            self.decodes,
+            self.decode_context,
+            self.drafts + drafted,
         )
 
     def with_decodes(self, decodes: int, context: int) -> "BatchShape":

@@ -11,6 +11,7 @@ schedules, batches and replicas change nothing. Both laws are choices of ours. `
 mean over a data set, as published acceptance figures are.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,6 +45,10 @@ class Drafted(NamedTuple):
     true: Bools
 
 
+# of the requests of one iteration, by their output tokens, depths and widths
+Trees = Callable[[Ints, Ints, Ints], Drafted]
+
+
 class Speculated(NamedTuple):
     """The speculation of one iteration of an engine. Columns run along its entries."""
 
@@ -73,19 +78,14 @@ class Acceptance:
         Columns run along the entries. `made`: the output tokens that the request has. An entry with
         depth 0 drafts nothing.
         """
-        width = np.maximum(width, 1)
-        deepest, widest = int(depth.max(initial=0)), int(width[depth > 0].max(initial=1))
-        levels = np.arange(deepest)[:, None]
-        top, wanted = self._drawn(seeds, (levels + made).astype(np.uint64))
-        there = (levels < depth)[:, :, None] & (np.arange(widest) < width[:, None])
-        path, true = _chains(top, wanted) if widest == 1 else _beams(top, wanted, width, widest)
-        return Drafted(Candidates(depth, there, path), true & there)
+        levels = np.arange(int(depth.max(initial=0)))[:, None]
+        return trees(*self.drawn(seeds, levels + made), depth, width)
 
-    def _drawn(self, seeds: Seeds, positions: Seeds) -> tuple[Floats, Floats]:
+    def drawn(self, seeds: Seeds, positions: Indices) -> tuple[Floats, Floats]:
         """The draft's top probability at each position, and the rank that it gives to the target's
         token.
         """
-        drawn = _uniform(seeds ^ _STREAMS, positions)
+        drawn = _uniform(seeds ^ _STREAMS, positions.astype(np.uint64))
         top: Floats = drawn[0] ** ((1.0 - self.probability) / self.probability)
         with np.errstate(divide="ignore"):  # top 1: rank 0
             rank = np.log(drawn[1]) / np.log1p(-top)
@@ -94,15 +94,14 @@ class Acceptance:
 
 def speculate(
     draft: Draft,
-    acceptance: Acceptance,
+    drafted_trees: Trees,
     selection: Selection,
     tokens: Ints,
     *,
     needed: Needs,
-    seeds: Seeds,
+    depth: Ints,
     made: Ints,
     has: Ints,
-    left: Ints,
     filled: Ints,
     longest_chain: int = 0,
 ) -> Speculated:
@@ -111,48 +110,69 @@ def speculate(
     their lengths before it drafts, all as deep as the deepest (vLLM); 0: it verifies trees.
 
     Columns and `selection` run along the entries. `tokens`: the positions that each may compute.
-    `needed`: by its pace. `made`: its output tokens. `has`: its KV positions. `filled`: its
-    positions in the draft's KV, which has no other limit. `left`: the positions to compute before
-    its next token. An entry with more than one left, or no token made yet, is prefilling, and
-    drafts nothing.
+    `needed`: by its pace. `depth`: as `drafting_depth` has it. `made`: its output tokens. `has`:
+    its KV positions. `filled`: its positions in the draft's KV, which has no other limit.
     """
-    planned, width = unpack(selection.depth), unpack(selection.width)
-    speculates = (planned > 0) & (left == 1) & (made > 0)
-    depth: Ints = np.where(speculates, planned, 0)
+    width, speculates = unpack(selection.width), depth > 0
     if longest_chain:
         most: Ints = np.where(speculates, np.minimum(tokens, 1 + longest_chain), 1)
         depth, width = depths_of(selection, most, needed), np.ones_like(width)
-    candidates, true = acceptance.draft(seeds, made, depth, width)
+    candidates, true = drafted_trees(made, depth, width)
     chosen = candidates.there if longest_chain else select(selection, tokens, needed, candidates)
     drafted: Ints = chosen.sum(axis=(0, 2), dtype=np.int32)
     accepted: Ints = (chosen & true).sum(axis=(0, 2), dtype=np.int32)
-    context, drafts = has + 1, depth > 0
-    drafting = drafts.nonzero()[0]
-    drafted_s = draft_s(
-        draft,
-        depth=depth[drafting],
-        width=width[drafting],
-        context=context[drafting],
-        missing=(context - np.minimum(filled, has))[drafting],
-        together=longest_chain > 0,
-    )
-    kept: Ints = np.where(speculates, accepted + 1, tokens)
-    return Speculated(
-        np.where(speculates, drafted + 1, tokens),
-        kept,
-        drafted,
-        np.where(drafts, has + kept, filled),
-        drafted_s,
-    )
+    context, drafting = has + 1, depth.nonzero()[0]
+    missing = context - np.minimum(filled, has)
+    if len(drafting) == len(depth):
+        kept = accepted + np.int32(1)
+        columns, fills, now_filled = (
+            (depth, width, context, missing),
+            drafted + np.int32(1),
+            has + kept,
+        )
+    else:
+        columns = depth[drafting], width[drafting], context[drafting], missing[drafting]
+        kept = np.where(speculates, accepted + 1, tokens)
+        fills = np.where(speculates, drafted + 1, tokens)
+        now_filled = np.where(depth > 0, has + kept, filled)
+    drafted_s = draft_s(draft, *columns, together=longest_chain > 0)
+    return Speculated(fills, kept, drafted, now_filled, drafted_s)
+
+
+def drafting_depth(selection: Selection, left: Ints, made: Ints) -> Ints:
+    """The levels of each entry's tree. `left`: the positions to compute before its next token.
+    `made`: its output tokens. An entry with more than one left, or no token made yet, is
+    prefilling, and drafts nothing.
+    """
+    depth: Ints = unpack(selection.depth) * ((left == 1) & (made > 0))
+    return depth
 
 
 # ---------------------------------------------------------------- trees
 
 
+def trees(top: Floats, wanted: Floats, depth: Ints, width: Ints) -> Drafted:
+    """The trees by these draws: [levels, entries] each, as deep as the deepest tree."""
+    levels = np.arange(len(top))[:, None]
+    there = levels < depth
+    widest = max(
+        (w for w, deep in zip(width.tolist(), depth.tolist(), strict=True) if deep), default=1
+    )
+    if widest <= 1:
+        path, true = _chains(top, wanted)
+        true &= there
+        return Drafted(Candidates(depth, there[:, :, None], path[:, :, None]), true[:, :, None])
+    width = np.maximum(width, 1)
+    nodes = there[:, :, None] & (np.arange(widest) < width[:, None])
+    path, true = _beams(top, wanted, width, widest)
+    return Drafted(Candidates(depth, nodes, path), true & nodes)
+
+
 def _chains(top: Floats, wanted: Floats) -> tuple[Floats, Bools]:
-    """Trees without branches. `top`, `wanted`: [levels, entries]."""
+    """Trees without branches. All are [levels, entries]."""
     true: Bools = np.logical_and.accumulate(wanted == 0.0, axis=0)
-    return np.multiply.accumulate(top, axis=0)[:, :, None], true[:, :, None]
+    path: Floats = np.multiply.accumulate(top, axis=0)
+    return path, true
 
 
 def _beams(top: Floats, wanted: Floats, width: Ints, widest: int) -> tuple[Floats, Bools]:

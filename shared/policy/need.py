@@ -23,6 +23,8 @@ from shared.policy.seam import Bools, Floats
 
 Needs = NDArray[np.float32]
 
+ROUNDING_S = 1e-6  # more than the errors of sums of instants
+
 
 class Pace(NamedTuple):
     """The pace that one request must keep, and where it is."""
@@ -69,3 +71,13 @@ def needed_tokens(paces: Paces, start_unix_s: float, lasts_s: float) -> Needs:
     need = np.where(best_effort, 0.0, np.maximum(by_pace, by_end))
     # as fine as the probabilities that it is compared with
     return need.astype(np.float32)
+
+
+def calm_until_unix_s(paces: Paces, lasts_s: float) -> float:
+    """Until then no request with a token needs more than a plain decode, whatever more it makes."""
+    if lasts_s <= 0.0:
+        return math.inf
+    by_pace_s = paces.first_token_unix_s + paces.generated_tokens * paces.tbt_s
+    by_end_s = paces.last_due_unix_s - (paces.max_tokens - paces.generated_tokens) * lasts_s
+    until_s = np.minimum(by_pace_s - lasts_s, by_end_s)[~paces.best_effort]
+    return float(until_s.min(initial=math.inf)) - ROUNDING_S

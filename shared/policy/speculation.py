@@ -10,6 +10,7 @@ gives the cost of drafting.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import TypeVar
 
 import numpy as np
@@ -177,11 +178,11 @@ def draft_room(depth: Ints, width: Ints) -> Ints:
 
 def draft_s(
     draft: Draft,
-    *,
     depth: Ints,
     width: Ints,
     context: Ints,
     missing: Ints,
+    *,
     together: bool = False,
 ) -> float:
     """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
@@ -204,18 +205,20 @@ def draft_s(
         l_in = missing[new].astype(np.int64)
         prompts = BatchShape(int(l_in.sum()), len(l_in), float((l_in * l_in).sum()))
         cached, drafts = cached[~new], drafts[~new]
-    first = prompts._replace(decodes=len(cached), decode_context=int(cached.sum()))
+    first = prompts.with_decodes(len(cached), sum(cached.tolist())).with_drafts(drafts, cached)
     # it needs no logits of what it reads
-    total_s = draft.read_s(first.with_drafts(drafts, cached)._replace(drafts=0))
-    alike = int(depth.min())  # steps that all entries take
+    total_s = draft.read_s(first._replace(drafts=0) if first.drafts else first)
+    levels = depth.tolist()
+    alike, deepest = min(levels), max(levels)  # steps that all entries take, and that any does
     if alike > 1:
-        total_s += (alike - 1) * draft.step_s(
-            BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum()))
-        )
-    for step in range(alike, int(depth.max())):
+        total_s += (alike - 1) * draft.step_s(_beams(width, context))
+    for step in range(alike, deepest):
         going = depth > step
-        beams = width[going]
-        total_s += draft.step_s(
-            BatchShape(decodes=int(beams.sum()), decode_context=int((beams * context[going]).sum()))
-        )
+        total_s += draft.step_s(_beams(width[going], context[going]))
     return total_s
+
+
+def _beams(width: Ints, context: Ints) -> BatchShape:
+    """The shape of so many beams for each entry."""
+    beams = width.tolist()
+    return BatchShape(decodes=sum(beams), decode_context=sum(map(mul, beams, context.tolist())))

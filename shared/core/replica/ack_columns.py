@@ -43,10 +43,11 @@ def beyond(did: Reported, flight: InFlightPlan) -> bool:
     """
     most = np.where(flight.decode, flight.asked, 1)
     found = np.where(flight.decode, 0, did.cached)
+    least = np.minimum(np.minimum(did.computed, did.emitted), did.cached)
     return bool(
-        (np.minimum(np.minimum(did.computed, did.emitted), did.cached) < 0).any()
-        or (did.computed - found > flight.asked).any()
-        or (did.emitted > most).any()
+        np.count_nonzero(least < 0)
+        or np.count_nonzero(did.computed - found > flight.asked)
+        or np.count_nonzero(did.emitted > most)
     )
 
 
@@ -58,8 +59,10 @@ def positions(slots: Ints | Indices, wanted: Indices, capacity: int) -> Ints:
     return indices
 
 
-def well_formed(ack: PlanAck, capacity: int) -> bool:
-    """Columns have equal lengths, and slots exist."""
+def well_formed(ack: PlanAck, planned: bytes, capacity: int) -> bool:
+    """Columns have equal lengths, and slots exist. `planned`: those of the plan in flight, which
+    do.
+    """
     if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
         return False
     if not len(ack.slots) == len(ack.computed) == len(ack.emitted):
@@ -68,5 +71,5 @@ def well_formed(ack: PlanAck, capacity: int) -> bool:
         return False
     if len(ack.slots) % 4 or len(ack.skipped) % 4 or len(ack.answering) % 4:
         return False
-    named = unpack(ack.slots + ack.answering)
+    named = unpack(ack.answering if ack.slots == planned else ack.slots + ack.answering)
     return not len(named) or (int(named.min()) >= 0 and int(named.max()) < capacity)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from shared.columns import Ints
 from shared.core.tick import Tick
+from shared.perf.shape import BatchShape
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -72,6 +75,17 @@ class Acked:
     ack: PlanAck
 
 
+class DraftedIteration(NamedTuple):
+    """An iteration of decodes of which some drafted. Columns run along its entries."""
+
+    ended_unix_s: float
+    exec_s: float
+    drafted_s: float  # of these, before the target's pass
+    shape: BatchShape
+    drafted: Ints  # draft tokens verified
+    made: Ints  # tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Leapt:
     """The plan in flight has run so many times, and is running once more (in virtual time, where
@@ -81,6 +95,7 @@ class Leapt:
     iterations: int
     ended_unix_s: float  # the end of the last
     exec_s: float  # of all together
+    drafted: Sequence[DraftedIteration] = ()  # each of them, if the plan speculates
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def shape_of(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
     """
     decodes = int(np.count_nonzero(decode))
     if decodes == len(decode):
-        shape = BatchShape(decodes=decodes, decode_context=int(has.sum()))
+        shape = BatchShape(decodes=decodes, decode_context=sum(has.tolist()))
         return shape.with_drafts(tokens - 1, has)
     chunks = (~decode).nonzero()[0]
     l_in, l_has = tokens[chunks].tolist(), has[chunks].tolist()

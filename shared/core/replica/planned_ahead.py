@@ -54,13 +54,13 @@ class PlannedAhead:
         over: 1 unless its choice stays right that long and no request reaches its maximum before
         the last.
         """
-        if (
-            self._repeating is None
-            or len(flights) != 1
-            or not len(flights[0].slots)
-            or flights[0].selection is not None
-        ):
-            return 1  # how far a speculating iteration gets is known only when it is over
+        if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
+            return 1
+        if flights[0].selection is not None:
+            # how far drafts get is known only when they are verified: the driver sees whether one
+            # more iteration may follow
+            alone = not flights[0].shape.prefills and not table.draft_kv_blocks
+            return 1 + self._repeats_left if alone else 1
         rows = table.row_of[flights[0].slots[flights[0].decode]]
         tokens = (
             int((table.max_tokens[rows] - table.generated_tokens[rows]).min())

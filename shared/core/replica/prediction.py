@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack
+from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack, unpack
+from shared.core.replica.events import Leapt
 from shared.core.replica.in_flight import InFlightPlan, shape_of
 from shared.core.replica.request_table import DECODE, RequestTable
 from shared.perf.draft_correction import DraftCorrection
@@ -229,24 +230,26 @@ class Prediction:
         if not np.count_nonzero(drafts):
             return Drafting(computed, unsure, caps, depth, 0.0, None)
         drafting = drafts.nonzero()[0]
+        those = rows[drafting]
         verified = _within_budget(caps, drafting, speculation.budget_tokens)
         draft_caps = np.where(drafts, draft_room(depth, speculation.width), 0)
-        begins = not table.draft_tokens[rows[drafting]].all()
-        seconds = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting])
-        table.draft(rows[drafting], draft_caps[drafting], unsure[drafting])
+        begins = not table.draft_tokens[those].all()
+        has, had_unsure = table.computed_tokens[those], table.unsure_tokens[those]
+        # the draft model made the unsure tokens itself
+        missing = has + 1 - np.minimum(table.draft_tokens[those], has)
+        seconds = self._draft_s(
+            has + 1 + had_unsure, missing, depth[drafting], speculation.width[drafting]
+        )
+        table.draft(those, draft_caps[drafting], unsure[drafting])
         selection = _selection(speculation, depth)
         return Drafting(computed, unsure, verified, draft_caps, seconds, selection, begins)
 
-    def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
-        """The seconds of drafting for these rows."""
+    def _draft_s(self, context: Ints, missing: Ints, depth: Ints, width: Ints) -> float:
+        """The seconds of drafting for requests with so much context, of which the draft model's KV
+        misses some.
+        """
         draft = self._draft.now
         assert draft is not None, "speculation without a draft model"
-        table = self._table
-        has = table.computed_tokens[rows]
-        upper = has + 1
-        # the draft model made the unsure tokens itself
-        missing = upper - np.minimum(table.draft_tokens[rows], has)
-        context = upper + table.unsure_tokens[rows]
         return draft_s(
             draft,
             depth=depth,
@@ -313,21 +316,42 @@ class Prediction:
         for flight in self.flights:
             assert len(set(flight.slots.tolist())) == len(flight.slots), "a request twice in a plan"
 
-    def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
-        """The plan has landed so often, each time just as predicted, and is in the air once more;
-        no prefill of it has ended.
+    def leap(self, event: Leapt, profile: Profile) -> None:
+        """The plan has landed so often, each time just as predicted but for accepted drafts, and is
+        in the air once more; no prefill of it has ended.
         """
         table, flight = self._table, self.flights[0]
         rows = table.row_of[flight.slots]
-        assert flight.selection is None and not np.count_nonzero(flight.firsts)
+        assert not np.count_nonzero(flight.firsts)
+        table.tokens_came(flight.makers, event.ended_unix_s)
+        if flight.selection is None:
+            self._leap(flight, rows, event.iterations)
+        else:
+            self._leap_drafting(flight, flight.selection, rows, event)
+        flight.predicted_s = profile.batch_s(flight.shape) + flight.draft_s
+        flight.end_unix_s = event.ended_unix_s + flight.predicted_s
+
+    def _leap(self, flight: InFlightPlan, rows: Indices, iterations: int) -> None:
+        table = self._table
         table.advance(rows, iterations * flight.computed, 0)
         table.hold_kv(rows, table.computed_tokens[rows])
-        table.tokens_came(flight.makers, ended_unix_s)
         table.make_tokens(rows[flight.decode], iterations)
         flight.has = flight.has + iterations * flight.computed
         flight.shape = shape_of(flight.has, flight.caps, flight.decode)
-        flight.predicted_s = profile.batch_s(flight.shape)
-        flight.end_unix_s = ended_unix_s + flight.predicted_s
+
+    def _leap_drafting(
+        self, flight: InFlightPlan, selection: Selection, rows: Indices, event: Leapt
+    ) -> None:
+        drafting = (flight.draft_caps > 0).nonzero()[0]
+        made = np.array([each.made for each in event.drafted])
+        flight.has = flight.has + made.sum(axis=0, dtype=np.int32)
+        self._table.leap_drafting(rows, made, drafting, flight.has + flight.caps)
+        verified = _within_budget(flight.caps, drafting, selection.budget_tokens)
+        flight.shape = shape_of(flight.has, verified, flight.decode)
+        context, missing = flight.has[drafting] + 1, np.ones(len(drafting), dtype=np.int32)
+        columns = unpack(selection.depth)[drafting], unpack(selection.width)[drafting]
+        flight.draft_s = self._draft_s(context, missing, *columns)
+        flight.draft_begins = False
 
 
 def _within_budget(caps: Ints, drafting: Indices, budget_tokens: int) -> Ints:

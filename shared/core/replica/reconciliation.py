@@ -53,13 +53,14 @@ class Reconciliation:
         """
         if ack.incarnation != self._incarnation:
             raise OutOfSync("another incarnation")
-        if not well_formed(ack, self._table.capacity):
+        flights = self._ahead.flights
+        planned = flights[0].packed_slots if flights else b""
+        if not well_formed(ack, planned, self._table.capacity):
             raise OutOfSync("an ack whose columns do not fit")
         if ack.ack_seq <= self.ack_seq:
             return False
         if ack.ack_seq != self.ack_seq + 1:
             raise OutOfSync(f"ack {ack.ack_seq} came after {self.ack_seq}")
-        flights = self._ahead.flights
         expected = (self._epoch, flights[0].seq) if flights else None
         if ack.plan_seq and (ack.epoch, ack.plan_seq) != expected:
             raise OutOfSync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected")
@@ -80,9 +81,7 @@ class Reconciliation:
                 table.first_tokens_came(rows[began], flight.emitted[began], ack.ended_unix_s)
             return Landing(flight.shape, None, 0)
         did = reported(ack, flight, table.capacity)
-        known = table.prompt_tokens[rows] + table.generated_tokens[rows]
-        too_far = held & ~flight.decode & (flight.has + did.computed > known)
-        if beyond(did, flight) or np.count_nonzero(too_far):
+        if beyond(did, flight) or self._too_far(flight, did, rows):
             raise OutOfSync("an ack of more than was planned")
         tbt_s, application = table.tbt_s[rows], table.application[rows]
         # the KV is still that which this plan filled
@@ -100,6 +99,14 @@ class Reconciliation:
             accepted = np.maximum(did.emitted[drafted] - 1, 0)
             drafts = Drafts(tbt_s[drafted], application[drafted], did.drafted[drafted], accepted)
         return Landing(_shape_as_run(flight, did), drafts, missed)
+
+    def _too_far(self, flight: InFlightPlan, did: Reported, rows: Indices) -> bool:
+        """A prefill has more positions than the request has tokens."""
+        prefills = (~flight.decode & (rows >= 0)).nonzero()[0]
+        rows = rows[prefills]
+        known = self._table.prompt_tokens[rows] + self._table.generated_tokens[rows]
+        has = flight.has[prefills] + did.computed[prefills]
+        return bool(np.count_nonzero(has > known))
 
     def _correct(
         self, flight: InFlightPlan, did: Reported, held: Bools, same: Bools, ended_unix_s: float

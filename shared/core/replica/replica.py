@@ -33,8 +33,7 @@ from shared.core.replica.events import (
     Synced,
 )
 from shared.core.replica.in_flight import InFlightPlan
-from shared.core.replica.lead import Lead
-from shared.core.replica.learning import Learning
+from shared.core.replica.learning import Lead, Learning
 from shared.core.replica.offers import OfferDesk
 from shared.core.replica.orders import Orders, gives_way, write_orders
 from shared.core.replica.planned_ahead import PlannedAhead
@@ -288,8 +287,8 @@ class ReplicaCore:
         n = event.iterations
         self.counters.plans += n
         self.counters.acks += n
-        self._learned.leapt(event, self._ahead.flights[0])
-        self._ahead.leap(n, event.ended_unix_s, self._learned.profile)
+        self._learned.leapt(event, self._ahead.flights[0], self._table)
+        self._ahead.leap(event, self._learned.profile)
         self._planned.leapt(n)
         self._last_end_unix_s = event.ended_unix_s
 

@@ -13,6 +13,7 @@ from typing import get_type_hints
 import numpy as np
 
 from shared.columns import Indices, Ints
+from shared.core.replica.shared_kv import SharedKv
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import DEFINITIONS, Bools, Floats, Phase, Rows, View
@@ -49,42 +50,6 @@ _DTYPES: dict[object, type[np.generic]] = {
 
 COLUMNS = {name: _DTYPES[kind] for name, kind in get_type_hints(TableRows).items()}
 VIEWED = tuple(field.name for field in fields(Rows))  # in the order that View takes them
-
-
-class SharedKv:
-    """The KV of one model, of which requests share some blocks. Rows hold each block as if it were
-    their own; `held` is their sum.
-    """
-
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        # Of what rows hold, what the worker saves because requests share it, at the least: as it
-        # last said, less all that was dropped or ended since.
-        self.shared = 0
-        # blocks found in a prefix cache may be promised to a plan in flight already: the engine
-        # then does less of that plan
-        self.overdrawn = False
-
-    def share(self, blocks: int, held: int) -> None:
-        """The worker saves so many blocks, less those that plans in flight drop."""
-        self.shared = min(max(blocks, 0), held)
-        self.overdrawn = self.overdrawn or held - self.shared > self._blocks
-
-    def overdraw(self) -> None:
-        """A prefix cache had more of a prompt than was counted."""
-        self.overdrawn = True
-
-    def unshare(self, blocks: int) -> None:
-        """A row loses these blocks. Others may have all of them: then none gets free."""
-        self.shared = max(0, self.shared - blocks)
-
-    def free(self, held: int) -> int:
-        """The blocks that may still be promised."""
-        free = self._blocks - held + self.shared
-        if free < 0 and self.overdrawn:
-            return 0
-        self.overdrawn = False
-        return free
 
 
 class RequestTable(TableRows):
@@ -323,6 +288,24 @@ class RequestTable(TableRows):
             self.draft_held_blocks[rows] += self.draft_blocks_for(rows, most)
         self.draft_tokens[rows] = self.computed_tokens[rows] + 1
         self.unsure_tokens[rows] += unsure
+
+    def leap_drafting(self, rows: Indices, made: Ints, drafting: Indices, top: Ints) -> None:
+        """These rows have run several iterations: [iterations, rows] tokens made. Deadlines add up
+        as if each was acked, and then planned once more. `drafting`: those of the rows that draft.
+        `top`: positions that the rows may fill.
+        """
+        tbt_s = self.tbt_s[rows]
+        tbt_s = np.where(np.isfinite(tbt_s), tbt_s, 0.0)
+        steps = np.empty((1 + 2 * len(made), len(rows)))
+        steps[0] = self.next_due_unix_s[rows]
+        steps[1::2] = (made - 1) * tbt_s
+        steps[2::2] = tbt_s
+        self.next_due_unix_s[rows] = np.add.accumulate(steps)[-1]
+        tokens = made.sum(axis=0, dtype=np.int32)
+        self.generated_tokens[rows] += tokens
+        self.computed_tokens[rows] += tokens
+        self.draft_tokens[rows[drafting]] = self.computed_tokens[rows[drafting]]
+        self.hold_kv(rows, top)
 
     def date_newest_tokens(self, made: Iterable[tuple[Indices, float]]) -> None:
         """Date the newest token of each live row: at the end of the last plan that makes one, or

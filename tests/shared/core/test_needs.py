@@ -2,14 +2,17 @@
 tokens that the request then has, whatever was known when the plan was made.
 """
 
+import math
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.worker.core.worker import WorkerCore
 from shared.columns import pack
 from shared.core.worker.step import Ran, TurnDone
-from shared.policy.need import Pace, needed_tokens, paces_of
+from shared.policy.need import Pace, calm_until_unix_s, needed_tokens, paces_of
 from shared.schemas import BatchPlan, Body, Record, Sampling, Selection
 from shared.vocabulary import ReplicaId, Slo
 from tests import made
@@ -108,3 +111,37 @@ def test_a_plan_that_states_no_length_asks_for_nothing() -> None:
     )  # fmt: skip
     assert needed_tokens(paces_of([pace] * 3), 5.0, 0.0).tolist() == [0.0, 0.0, 0.0]
     assert needed_tokens(paces_of([pace]), 5.0, LASTS_S) > 40
+
+
+@given(st.integers(0, 1 << 32))
+def test_until_a_calm_ends_no_request_needs_drafts_whatever_it_makes(seed: int) -> None:
+    rng = Random(seed)
+
+    def drawn(low: float, high: float) -> float:
+        return math.inf if rng.random() < 0.3 else rng.uniform(low, high)
+
+    requests = [
+        Pace(drawn(0.03, 0.2), drawn(1, 30), 1.0, rng.randint(1, 300), 400, rng.random() < 0.2)
+        for _ in range(rng.randint(1, 6))
+    ]
+    lasts_s = rng.uniform(0.001, 0.03)
+    until_unix_s = calm_until_unix_s(paces_of(requests), lasts_s)
+    if until_unix_s < 1.0:
+        return
+    at_unix_s = rng.choice([until_unix_s, rng.uniform(1.0, until_unix_s)])
+    later = [
+        pace._replace(generated_tokens=rng.randint(pace.generated_tokens, 400)) for pace in requests
+    ]
+    assert (needed_tokens(paces_of(later), min(at_unix_s, 1e6), lasts_s) <= 1.0).all()
+
+
+def test_a_calm_ends_when_the_first_request_is_behind_its_pace() -> None:
+    paces = paces_of(
+        [Pace(0.1, math.inf, 2.0, 31, MOST, False), Pace(0.2, 60.0, 2.0, 31, MOST, False)]
+    )
+    until_unix_s = calm_until_unix_s(paces, LASTS_S)
+    assert until_unix_s == pytest.approx(2.0 + 31 * 0.1 - LASTS_S)
+    assert needed_tokens(paces, until_unix_s + 0.001, LASTS_S)[0] > 1.0
+    by_end = paces_of([Pace(math.inf, 20.0, 2.0, 100, MOST, False)])
+    assert calm_until_unix_s(by_end, LASTS_S) == pytest.approx(20.0 - (MOST - 100) * LASTS_S)
+    assert calm_until_unix_s(by_end, 0.0) == math.inf

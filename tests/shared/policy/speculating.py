@@ -57,7 +57,7 @@ class Speculating:
             lasts_s=0.05,
         )
         caps = np.where(decodes, self._cap, choice.caps).astype(np.int32)
-        repeats = self._repeats if decodes.all() else 1
+        repeats = self._repeats if decodes.all() else min(self._repeats, choice.repeats)
         return [replace(choice, caps=caps, speculation=speculation, repeats=repeats)]
 
     def observe(self, seen: Observation) -> None:

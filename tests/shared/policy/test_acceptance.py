@@ -3,6 +3,7 @@ speculates.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 import msgspec
@@ -74,7 +75,7 @@ def beam_search(model: Acceptance, seed: np.uint64, made: int, depth: int, width
     """The plain definition: every extension of every beam, and of them the likeliest."""
     positions = np.arange(made, made + depth, dtype=np.uint64)
     level, levels = [(1.0, True)], list[list[tuple[float, bool]]]()
-    for (top,), (wanted,) in zip(*model._drawn(np.array([seed]), positions[:, None]), strict=True):
+    for (top,), (wanted,) in zip(*model.drawn(np.array([seed]), positions[:, None]), strict=True):
         chances = top * np.array([1.0 - top] * width) ** np.arange(width)
         level = sorted(
             (
@@ -197,14 +198,13 @@ def test_an_engine_of_chains_verifies_as_many_drafts_as_budget_and_needs_say() -
     def did(longest_chain: int) -> Speculated:
         return speculate(
             draft,
-            Acceptance(1.0),
+            partial(Acceptance(1.0).draft, np.arange(4, dtype=np.uint64)),
             selection,
             np.array([7, 7, 7, 5], dtype=np.int32),
             needed=np.array([0.0, 2.0, 4.0, 9.0], dtype=np.float32),
-            seeds=np.arange(4, dtype=np.uint64),
             made=np.array([4, 4, 4, 0], dtype=np.int32),
             has=np.array([10, 20, 30, 0], dtype=np.int32),
-            left=np.array([1, 1, 1, 5], dtype=np.int32),
+            depth=np.array([3, 3, 3, 0], dtype=np.int32),
             filled=np.array([0, 20, 30, 0], dtype=np.int32),
             longest_chain=longest_chain,
         )
@@ -384,17 +384,6 @@ def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None
         result = run(requests, "chain", latency, facts=facts, check_every=1)
         assert result.tokens == 424
         assert result.preempted == 0
-
-
-def test_a_choice_that_speculates_is_never_leapt_over(
-    speculating: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A choice that may be repeated then runs iteration by iteration, with the same result."""
-    requests = [PlannedRequest(n, 0.0, 100, 300, "batch", 1.0, "t", "") for n in range(6)]
-    asked = run(requests, "chain")
-    speculating["chain"]["repeats"] = 50
-    repeated, stepped = run(requests, "chain"), run(requests, "chain", leaps=False)
-    assert repeated.token_unix_s == asked.token_unix_s == stepped.token_unix_s
 
 
 def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(

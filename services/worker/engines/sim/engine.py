@@ -8,6 +8,7 @@ that slept HICCUP_S too long was stopped, and catches nothing up.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from shared.core.worker.step import Load, Work
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.acceptance import Acceptance, Speculated, speculate
+from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -179,14 +180,13 @@ class SimEngine(KnowsFacts):
             return Speculated(tokens, tokens, np.zeros_like(tokens), filled, 0.0)
         return speculate(
             self._draft,
-            self._acceptance,
+            partial(self._acceptance.draft, seeds),
             selection,
             tokens,
             needed=needed,
-            seeds=seeds,
+            depth=drafting_depth(selection, left, made),
             made=made,
             has=has,
-            left=left,
             filled=filled,
         )
 

@@ -42,8 +42,8 @@ def test_columns_run_along_the_entries_in_the_order_in_which_they_were_added() -
     assert (entry.started_unix_s, entry.ended_unix_s) == (1.0, 2.0)
     assert (entry.exec_s, entry.idle_s, entry.outside_s) == (0.9, 0.1, 0.2)
     assert entry.late_s == 0.05
-    assert well_formed(entry, 8)
-    assert not well_formed(entry, 3), "slot 3 does not exist"
+    assert well_formed(entry, b"", 8)
+    assert not well_formed(entry, b"", 3), "slot 3 does not exist"
 
 
 def test_an_end_without_tokens_has_a_text_of_its_own() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shared.core.replica.lead import IDLE_SHARE, Lead
+from shared.core.replica.learning import IDLE_SHARE, Lead
 
 SEED, FIRST_S, MAX_S, WAY_S = 3, 0.004, 0.030, 0.002
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shared.columns import pack
+from shared.core.replica.events import DraftedIteration, Leapt
 from shared.core.replica.prediction import Entries, Prediction
 from shared.core.replica.reconciliation import Reconciliation
 from shared.core.replica.request_table import COLUMNS, RequestTable
@@ -70,10 +71,11 @@ class Scene:
         self.seq += 1
         return entries
 
-    def acked(self, emitted: int, ended_unix_s: float) -> None:
+    def acked(self, emitted: int, ended_unix_s: float, drafted: bytes = b"") -> None:
         """The decode of the first plan in flight ended, with so many tokens."""
         flight = self.ahead.flights.popleft()
-        ack = made.ack({SLOT: (emitted, emitted)}, plan_seq=0, ended_unix_s=ended_unix_s)
+        did = {SLOT: (emitted, emitted)}
+        ack = made.ack(did, plan_seq=0, ended_unix_s=ended_unix_s, drafted=drafted)
         Reconciliation(self.table, self.ahead).reconcile(flight, ack)
         self.ahead.retime(ended_unix_s, HalfASecond())
 
@@ -188,7 +190,7 @@ def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
     leapt, stepped = (Scene(ttft_s=2.0, computed=24, generated=5) for _ in range(2))
     for scene in (leapt, stepped):
         scene.launch(1)
-    leapt.ahead.leap(3, NOW + 3 * (END - NOW), HalfASecond())
+    leapt.ahead.leap(Leapt(3, NOW + 3 * (END - NOW), 3 * (END - NOW)), HalfASecond())
     for iteration in range(3):
         stepped.acked(1, NOW + (iteration + 1) * (END - NOW))
         stepped.launch(1)
@@ -196,6 +198,36 @@ def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
     leapt.ahead.flights.clear()  # what is left without the plan in flight
     stepped.ahead.flights.clear()
     assert leapt.newest_unix_s() == stepped.newest_unix_s() == NOW + 3 * (END - NOW)
+
+
+@pytest.mark.parametrize("tokens", [[1], [4, 1, 2], [1, 1, 3, 4, 4, 2, 1, 3]])
+@pytest.mark.parametrize("ttft_s", [2.0, None])
+def test_a_leap_over_drafts_leaves_to_the_last_bit_what_single_iterations_leave(
+    tokens: list[int], ttft_s: float | None
+) -> None:
+    leapt, stepped = (Scene(ttft_s=ttft_s, computed=24, generated=5) for _ in range(2))
+    for scene in (leapt, stepped):
+        scene.launch(4, drafts(3))
+    ran = []
+    for n, kept in enumerate(tokens):
+        ended_unix_s = END + 0.7 * n
+        shape, columns = BatchShape(decodes=1), np.array([[3], [kept]], dtype=np.int32)
+        ran.append(DraftedIteration(ended_unix_s, 0.5, 0.1, shape, *columns))
+        stepped.acked(kept, ended_unix_s, drafted=pack([3]))
+        stepped.launch(4, drafts(3))
+    leapt.ahead.leap(Leapt(len(ran), ended_unix_s, 0.5 * len(ran), ran), HalfASecond())
+    [ours], [theirs] = leapt.ahead.flights, stepped.ahead.flights
+    assert ours.end_unix_s == ended_unix_s + theirs.predicted_s
+    assert ours.has == theirs.has == 24 + sum(tokens)
+    assert (ours.shape, ours.draft_s, ours.draft_begins, ours.predicted_s) == (
+        theirs.shape, theirs.draft_s, theirs.draft_begins, theirs.predicted_s
+    )  # fmt: skip
+    theirs.end_unix_s = ours.end_unix_s  # the scene begins its iterations at other instants
+    assert leapt.row() == stepped.row()
+    for scene in (leapt, stepped):
+        scene.ahead.flights.clear()
+    assert leapt.newest_unix_s() == stepped.newest_unix_s() == ended_unix_s
+    leapt.table.check()
 
 
 def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_have() -> None:

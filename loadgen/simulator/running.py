@@ -1,0 +1,66 @@
+"""The iteration that a virtual worker has under way."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.simulator.drafting import Drafting
+from shared.columns import Indices, Ints
+from shared.perf.shape import BatchShape
+from shared.schemas import BatchPlan
+
+
+class Running(NamedTuple):
+    """Columns run along the entries. `alike`: no prefill and no request ends in it and none drafts,
+    so another iteration just like it may follow.
+    """
+
+    plan: BatchPlan
+    slots: Indices
+    fills: Ints  # KV positions while it runs, rejected drafts included
+    tokens: Ints  # the positions of these that are kept
+    emits: NDArray[np.bool_]
+    drafting: Drafting | None  # None: the plan does not speculate
+    skipped: bytes
+    shape: BatchShape
+    ending: Sequence[tuple[int, str]]
+    alike: bool
+
+    @staticmethod
+    def drafting_now(
+        plan: BatchPlan,
+        slots: Indices,
+        drafting: Drafting,
+        skipped: bytes = b"",
+        ending: Sequence[tuple[int, str]] = (),
+    ) -> "Running":
+        """A plan in which requests draft, with what they draft now."""
+        did, shape = drafting.did, drafting.shape
+        return Running(
+            plan,
+            slots,
+            did.fills,
+            did.kept,
+            drafting.emits,
+            drafting,
+            skipped,
+            shape,
+            ending,
+            alike=False,
+        )
+
+    def shape_after(self, n: int) -> BatchShape:
+        """The shape of the n-th alike iteration after this one."""
+        prefill_tokens, prefills, sq, cross, has, decodes, context, drafts = self.shape
+        return BatchShape(
+            prefill_tokens,
+            prefills,
+            sq,
+            cross + n * sq,
+            has + n * prefill_tokens,
+            decodes,
+            context + n * decodes,
+            drafts,
+        )
