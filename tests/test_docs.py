@@ -219,14 +219,6 @@ def test_no_date_stands_outside_the_laboratory(page: Path) -> None:
     assert title(page) in LABORATORY or dated == []
 
 
-def test_commands_are_found_wherever_they_stand() -> None:
-    """A check that finds nothing would pass for ever."""
-    text = "`slackline up --bad`\n```sh\n.venv/bin/slackline load \\\n  --worse x # --not\n```\n"
-    assert list(commands(text)) == [("load", ["--worse"]), ("up", ["--bad"])]
-    assert "--policy" in options("simulate")
-    assert "--form" in options("profile")
-
-
 def test_the_permissions_of_the_page_are_those_of_the_code() -> None:
     rows = [
         f"| `{row.subject}` | {row.what} | {', '.join(row.publish)} | {', '.join(row.subscribe)} |"

@@ -1,12 +1,9 @@
 """A fleet of real processes on a real nats-server: answering, refusing, cancelling."""
 
 import asyncio
-import contextlib
 import json
-import math
 import signal
 from collections.abc import AsyncIterator
-from random import Random
 from typing import Any
 
 import httpx
@@ -15,29 +12,23 @@ import pytest
 import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from services.gateway.api.translate import id_of_choice
 from shared import subjects
-from shared.bus.api import RefusedError
-from shared.bus.nats import NatsBus
-from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
 from shared.schemas import (
     Announce,
     Delta,
     GenerateRequest,
-    Sampling,
     Withdraw,
     Withdrawn,
 )
 from shared.subjects import request_key
-from shared.vocabulary import FinishReason, ReplicaId, Slo
+from shared.vocabulary import FinishReason, ReplicaId
 from tests.fleet.live import (
     WAIT_S,
     ask,
     check,
     client_of,
     connect_raw,
-    replay_of,
     request_for,
     until_idle,
 )
@@ -98,50 +89,17 @@ async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_
             return await http.post("/v1/completions", json=first | changed, headers=headers)
 
         answer = (await post("used-1")).json()
-        for changed in ({"prompt": "two"}, {"seed": 2}, {"service_tier": "flex"}):
-            refused = await post("used-1", **changed)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        refused = await post("used-1", prompt="two")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
         again = (await post("used-1")).json()
         assert again["choices"] == answer["choices"], "the same request is a retry"
         request = GenerateRequest(request_id="used-2", prompt="one")
         delivered = await ask(client, request)
-        for other in (
-            msgspec.structs.replace(request, prompt="two"),
-            msgspec.structs.replace(request, slo=Slo(ttft_s=9.0)),
-            msgspec.structs.replace(request, sampling=Sampling(temperature=0.5)),
-            msgspec.structs.replace(request, allow_relegation=False),
-        ):
-            with pytest.raises(PeerError) as conflict:
-                await client.submit(other, "chat")
-            assert (conflict.value.code, conflict.value.param) == ("conflict", "request_id")
+        with pytest.raises(PeerError) as conflict:
+            await client.submit(msgspec.structs.replace(request, prompt="two"), "chat")
+        assert (conflict.value.code, conflict.value.param) == ("conflict", "request_id")
         later = msgspec.structs.replace(request, importance=2.0, expires_s=9.0, session="s")
         assert (await ask(client, later)).text == delivered.text
-
-
-async def until_stored(bus: NatsBus, request_id: str) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            with contextlib.suppress(RefusedError):
-                await replay_of(bus, GenerateRequest(request_id=request_id))
-                return
-            await asyncio.sleep(0.02)
-
-
-async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fleet) -> None:
-    """Two prompts under an id of which only the second is the same as in the first request."""
-    first = {"prompt": ["a", "b"], "max_tokens": 600, "ignore_eos": True}
-    headers = {"idempotency-key": "used-3"}
-    async with httpx.AsyncClient(
-        base_url=fleet.http_url, timeout=WAIT_S, trust_env=False, headers=headers
-    ) as http:
-        running = asyncio.create_task(http.post("/v1/completions", json=first))
-        async with client_of(fleet) as (bus, _, _):
-            for name in ("used-3", id_of_choice("used-3", 1)):
-                await until_stored(bus, name)
-        refused = await http.post("/v1/completions", json=first | {"prompt": ["c", "b"]})
-        assert refused.status_code == 409
-        answer = (await running).json()
-        assert [c["finish_reason"] for c in answer["choices"]] == ["length", "length"]
 
 
 async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
@@ -162,41 +120,6 @@ async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
         )
 
 
-async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> None:
-    raw = await connect_raw(fleet)
-    events: list[dict[str, Any]] = []
-    ended = asyncio.Event()
-
-    async def on_event(msg: Any) -> None:
-        events.append(json.loads(msg.data))
-        if events[-1]["type"] == "end":
-            ended.set()
-
-    inbox = raw.new_inbox()
-    await raw.subscribe(inbox, cb=on_event)
-    body = {
-        "request_id": "json-1",
-        "prompt": "é" * 20,
-        "inbox": inbox,
-        "sampling": {"max_tokens": 25, "ignore_eos": True},
-    }
-    answer = await raw.request(
-        "slo.v1.requests.default.chat", json.dumps(body).encode(), headers=JSON, timeout=WAIT_S
-    )
-    assert json.loads(answer.data)["type"] == "received"
-    async with asyncio.timeout(WAIT_S):
-        await ended.wait()
-    question = b'{"request_id": "json-1"}'
-    told = await raw.request("slo.v1.attach.default", question, headers=JSON, timeout=WAIT_S)
-    replay = json.loads(told.data)
-    deltas = [event for event in events if event["type"] == "delta"]
-    assert [t for d in deltas for t in d["tokens"]] == replay["tokens"]
-    assert "".join(d["text"] for d in deltas) == replay["text"]
-    assert events[-1]["verdict"] == replay["verdict"]
-    assert len(replay["tokens"]) == 25
-    await raw.close()
-
-
 async def test_a_cancelled_request_ends_as_cancelled_and_frees_what_it_held(fleet: Fleet) -> None:
     async with client_of(fleet) as (bus, client, _):
         handle = await client.submit(request_for(7000, prompt="a" * 500), "chat")
@@ -215,36 +138,26 @@ async def test_a_cancelled_request_ends_as_cancelled_and_frees_what_it_held(flee
 # ---------------------------------------------------------------- bad input
 
 
-GARBAGE = Random(SEED).randbytes(2_000_000)
 # The fields sent as JSON, and the code of the refusal; None: any code.
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "an id with *": ({"request_id": "a*"}, "invalid_id"),
-    "an id with >": ({"request_id": ">"}, "invalid_id"),
-    "an id with dots": ({"request_id": "a.b"}, "invalid_id"),
     "an empty id": ({"request_id": ""}, "invalid_id"),
     "an id of 65 characters": ({"request_id": "a" * 65}, "invalid_id"),
     "another tenant than that of the subject": ({"tenant": "acme"}, None),
     "no id": ({"request_id": None}, None),
     "an empty prompt": ({"prompt": ""}, None),
-    "no prompt": ({"prompt": None}, None),
     "two prompts": ({"token_ids": [1]}, None),
-    "a prompt that is a number": ({"prompt": 7}, None),
     "a prompt over the context": ({"prompt": "a" * 9000}, "context_length_exceeded"),
     "a prompt of half a surrogate pair": ({"prompt": "\ud800"}, None),
     "token ids outside the vocabulary": ({"prompt": None, "token_ids": [10**6]}, None),
     "token ids that are negative": ({"prompt": None, "token_ids": [-1]}, None),
     "messages of nothing": ({"prompt": None, "messages": []}, None),
-    "messages without a role": ({"prompt": None, "messages": [{}]}, None),
     "messages that are numbers": ({"prompt": None, "messages": [1]}, None),
     "an unknown model": ({"model": "gpt-17"}, "model_not_found"),
-    "a negative SLO": ({"slo": {"ttft_s": -1}}, None),
     "an SLO of zero": ({"slo": {"tbt_s": 0}}, None),
     "an SLO shorter than any iteration": ({"slo": {"tbt_s": 5e-324}}, None),
-    "an SLO of nearly no zero-load time": ({"slo": {"ttft_x": 1e-323}}, None),
     "an SLO longer than a life": ({"slo": {"ttlt_s": 1e300}}, None),
     "an SLO of nothing": ({"slo": {}}, None),
-    "an SLO of words": ({"slo": {"ttft_s": "soon"}}, None),
-    "an unknown kind of SLO": ({"slo": {"ttfb_s": 1}}, None),
     "an unknown field": ({"temprature": 1}, None),
     "no tokens": ({"sampling": {"max_tokens": 0}}, None),
     "a negative temperature": ({"sampling": {"temperature": -1}}, None),
@@ -252,19 +165,15 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "a stop token beyond 64 bits": ({"sampling": {"stop_token_ids": [10**30]}}, None),
     "importance beyond measure": ({"importance": 1e300}, None),
     "an inbox that is no inbox": ({"inbox": "slo.v1.leases"}, None),
-    "an inbox with a wildcard": ({"inbox": "_INBOX.default.>"}, None),
     "an inbox of another tenant": ({"inbox": "_INBOX.acme.1"}, None),
     "an inbox of no tenant": ({"inbox": "_INBOX.1"}, None),
     "expiry in the past": ({"expires_s": -5}, None),
 }
 
 
-async def refused(
-    raw: Any, subject: str, payload: bytes, headers: dict[str, str] | None = JSON
-) -> dict[str, Any]:
-    answer = await raw.request(subject, payload, headers=headers, timeout=WAIT_S)
-    decode = json.loads if headers else msgspec.msgpack.decode
-    refusal: dict[str, Any] = decode(answer.data)
+async def refused(raw: Any, subject: str, payload: bytes) -> dict[str, Any]:
+    answer = await raw.request(subject, payload, headers=JSON, timeout=WAIT_S)
+    refusal: dict[str, Any] = json.loads(answer.data)
     assert refusal["type"] == "refused", refusal
     assert refusal["message"]
     return refusal
@@ -292,19 +201,8 @@ async def test_a_bad_request_is_refused_with_a_reason(fleet: Fleet, name: str) -
     await raw.close()
 
 
-async def test_bytes_that_are_no_message_are_refused(fleet: Fleet) -> None:
+async def test_an_unknown_tier_and_an_unknown_id_are_refused(fleet: Fleet) -> None:
     raw = await connect_raw(fleet)
-    worker = await connect_raw(fleet, User(Role.WORKER, "r1"))
-    print(f"seed {SEED}")
-    for asker, subject in (
-        (raw, "slo.v1.requests.default.chat"),
-        (raw, "slo.v1.attach.default"),
-        (worker, "slo.v1.over.r1"),
-    ):
-        for headers in (None, JSON):
-            for payload in (b"", b"\xc1", GARBAGE, b"[" * 100_000, b'{"request_id": 1}'):
-                await refused(asker, subject, payload, headers)
-    await worker.close()
     refusal = await refused(
         raw, "slo.v1.requests.default.nosuch", b'{"request_id": "a", "prompt": "b"}'
     )
@@ -312,43 +210,6 @@ async def test_bytes_that_are_no_message_are_refused(fleet: Fleet) -> None:
     refusal = await refused(raw, "slo.v1.attach.default", b'{"request_id": "never-seen"}')
     assert refusal["code"] == "not_found"
     await raw.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("an infinite deadline", {"slo": {"ttft_s": math.inf, "tbt_s": math.inf}}),
-        ("a stop string of nothing", {"sampling": {"max_tokens": 5, "stop": [""]}}),
-        ("the largest seed", {"sampling": {"max_tokens": 5, "seed": 2**63 - 1}}),
-        ("the smallest seed", {"sampling": {"max_tokens": 5, "seed": -(2**63)}}),
-        ("the largest answer", {"prompt": "a" * 8190, "sampling": {"max_tokens": 1_000_000}}),
-        (
-            "a prompt of control characters",
-            {"prompt": "".join(map(chr, range(32))), "sampling": {"max_tokens": 5}},
-        ),
-        (
-            "a session and an application of anything",
-            {"session": "*.>", "application": "\x00 ", "sampling": {"max_tokens": 5}},
-        ),
-    ],
-)
-async def test_an_odd_request_is_refused_or_served_to_its_end(
-    fleet: Fleet, name: str, change: dict[str, Any]
-) -> None:
-    async with client_of(fleet) as (bus, _client, _):
-        raw = await connect_raw(fleet)
-        request_id = "odd-" + name.replace(" ", "-")
-        body = {"request_id": request_id, "prompt": "hello"} | change
-        payload = msgspec.msgpack.encode(body)
-        told = await raw.request("slo.v1.requests.default.chat", payload, timeout=WAIT_S)
-        answer = msgspec.msgpack.decode(told.data)
-        assert answer["type"] in ("received", "refused")
-        if answer["type"] == "received":
-            request = GenerateRequest(request_id=request_id)
-            async with asyncio.timeout(WAIT_S):
-                while (await replay_of(bus, request)).verdict is None:
-                    await raw.flush()
-        await raw.close()
 
 
 async def test_a_cancel_of_what_never_was_leaves_its_id_usable(fleet: Fleet) -> None:

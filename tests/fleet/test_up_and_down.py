@@ -16,7 +16,6 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.errors import ConfigError
-from shared.rules import http_keys
 from shared.schemas import (
     Digest,
 )
@@ -107,19 +106,6 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     await ended(process, pids, lines)
 
 
-@pytest.mark.slow
-@in_proc
-async def test_a_closed_terminal_stops_a_fleet_and_leaves_no_process_behind() -> None:
-    # under nohup SIGHUP is ignored, and a child would ignore it too; of a handler it gets nothing
-    before = signal.signal(signal.SIGHUP, lambda *_: None)
-    try:
-        process, lines, pids = await started()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    process.send_signal(signal.SIGHUP)
-    await ended(process, pids, lines)
-
-
 async def test_commands_of_the_same_user_need_no_url_and_no_key_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,20 +125,6 @@ async def test_commands_of_the_same_user_need_no_url_and_no_key_while_it_runs(
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
     assert not note.exists()
-
-
-@pytest.mark.slow
-async def test_the_first_lines_say_what_keys_of_http_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "keys").write_text(http_keys.line_of("acme", http_keys.new_key()))
-    monkeypatch.setenv("SLACKLINE_GATEWAY_KEYS", str(tmp_path / "keys"))
-    process, lines, _ = await started("--replicas", "1")
-    process.send_signal(signal.SIGINT)
-    assert "        console off: it needs console_keys of its own" in lines
-    (curl,) = [line for line in lines if line.lstrip().startswith("curl")]
-    assert '-H "Authorization: Bearer KEY" -d' in curl
-    assert await process.wait() == 0
 
 
 @pytest.mark.slow

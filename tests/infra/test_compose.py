@@ -16,7 +16,6 @@ from loadgen.cli.main import main
 from loadgen.fleet.key_folder import Keys
 from loadgen.fleet.nats_server import find_binary
 from shared.bus.users import OPERATOR, Role, User
-from shared.models import shipped as models
 from shared.process.configuration import SECTIONS, load, load_watched
 from shared.process.reload import rules_of
 from shared.rules.tiers import DEFAULT
@@ -83,14 +82,6 @@ def test_each_profile_has_workers_of_one_engine_with_names_of_their_own() -> Non
     assert all("profiles" not in s for name, s in FLEET.items() if not name.startswith("worker"))
 
 
-def test_a_plain_up_runs_the_shipped_model() -> None:
-    chosen = [one for one in (ROOT / ".env").read_text().splitlines() if not one.startswith("#")]
-    assert chosen == ["COMPOSE_PROFILES=torch"]
-    named = [FLEET["admission"]["environment"]["SLACKLINE_ADMISSION_MODEL"]]
-    named += [s["environment"]["SLACKLINE_WORKER_MODEL"] for n, s in FLEET.items() if "torch" in n]
-    assert {default_of(model) for model in named} == {models.DEFAULT}
-
-
 def test_every_replica_has_a_log() -> None:
     streams = COMPOSE["services"]["streams"]["command"]
     replicas = {s["environment"].get("SLACKLINE_WORKER_REPLICA") for s in FLEET.values()} - {None}
@@ -138,12 +129,6 @@ def test_the_broker_reads_the_users_and_certificates(tmp_path: Path) -> None:
     assert subprocess.run(checked, check=False, capture_output=True).returncode != 0
 
 
-def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
-    mount = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
-    names = ("admission", "worker-torch-1", "worker-torch-2", "worker-vllm")
-    assert all(mount in FLEET[name]["volumes"] for name in names)
-
-
 @pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))
 def test_a_health_check_asks_for_the_service_and_replica_it_stands_beside(name: str) -> None:
     section = FLEET[name]["command"][0].removeprefix("services.")
@@ -165,32 +150,6 @@ def test_ports_are_published_on_loopback_only_since_the_gateway_goes_without_key
     assert gateway["SLACKLINE_GATEWAY_WITHOUT_KEYS"] == "true"
     mappings = [mapping for s in COMPOSE["services"].values() for mapping in s.get("ports", [])]
     assert [m for m in mappings if not m.startswith("127.0.0.1:")] == []
-
-
-def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> None:
-    hidden = (ROOT / ".dockerignore").read_text().split()
-    copies = [
-        line.split()[1:-1]
-        for line in (ROOT / "infra" / "Dockerfile").read_text().splitlines()
-        if line.startswith("COPY ")
-    ]
-    sources = [path for words in copies if not words[0].startswith("--from") for path in words]
-    assert sources
-    assert [
-        path for path in sources if not (ROOT / path).exists() or path.split("/")[0] in hidden
-    ] == []
-
-
-def test_everything_that_is_mounted_is_here() -> None:
-    mounts = [v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
-    assert [m for m in mounts if m.startswith("./") and not (ROOT / m).exists()] == []
-
-
-def test_the_broker_has_what_services_ask_of_it() -> None:
-    text = (ROOT / "infra" / "nats" / "nats-server.conf").read_text()
-    assert "max_payload: 8MB" in text
-    assert "store_dir: /data" in text
-    assert "jetstream:/data" in COMPOSE["services"]["nats"]["volumes"]
 
 
 def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:

@@ -3,9 +3,7 @@ line has one result, and ran once.
 """
 
 import asyncio
-import contextlib
 import json
-import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import uuid4
@@ -17,11 +15,7 @@ import pytest_asyncio
 from openai.types import Batch
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from services.gateway.config import GatewayConfig
-from services.gateway.service import listen, serve
-from shared.bus.users import GATEWAY
 from shared.rules.http_keys import line_of, new_key
-from shared.telemetry.telemetry import Tracing
 from tests.fleet.api.scripted import client_of
 from tests.fleet.live import WAIT_S
 
@@ -159,53 +153,6 @@ async def test_killed_processes_neither_lose_nor_double_a_line(
         assert one["response"]["body"]["usage"]["completion_tokens"] == asked
     digits = batch.id.removeprefix("batch_")
     assert await requests_of(fleet, batch) == sorted(f"{digits}-{n}" for n in range(1, 401))
-
-
-@contextlib.asynccontextmanager
-async def second_gateway(fleet: Fleet) -> AsyncIterator[str]:
-    """Another gateway, in this process."""
-    access = fleet.access(GATEWAY)
-    cfg = GatewayConfig(url=access.url, creds=access.creds, tls_ca=access.tls_ca, port=0)
-    listener, stop = listen(cfg), asyncio.Event()
-    serving = asyncio.create_task(serve(cfg, listener, stop, Tracing()))
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        stop.set()
-        await serving
-
-
-@pytest.mark.slow
-async def test_a_gateway_that_was_paused_finds_that_another_took_over(fleet: Fleet) -> None:
-    async with (
-        second_gateway(fleet) as url,
-        openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=20, timeout=WAIT_S
-        ) as client,
-    ):
-        lines = [line(n, max_tokens=60 + n % 40, ignore_eos=True) for n in range(300)]
-        batch = await begin(client, lines)
-        async with asyncio.timeout(WAIT_S):
-            while batch.request_counts is None or batch.request_counts.completed < 5:
-                await asyncio.sleep(0.05)
-                batch = await client.batches.retrieve(batch.id)
-        paused = fleet.process("gateway")
-        paused.send(signal.SIGSTOP)
-        try:
-            seen = batch.request_counts.completed
-            async with asyncio.timeout(WAIT_S):
-                while batch.request_counts.completed < seen + 20:  # the other one goes on
-                    await asyncio.sleep(0.05)
-                    batch = await client.batches.retrieve(batch.id)
-                    assert batch.request_counts is not None
-        finally:
-            paused.send(signal.SIGCONT)
-        batch = await ended(client, batch)
-        good = await results(client, batch.output_file_id)
-        assert (batch.status, batch.error_file_id) == ("completed", None)
-        assert names(good) == names(lines)
-        digits = batch.id.removeprefix("batch_")
-        assert await requests_of(fleet, batch) == sorted(f"{digits}-{n}" for n in range(1, 301))
 
 
 async def test_a_batch_that_is_cancelled_keeps_what_has_ended(

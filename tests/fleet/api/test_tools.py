@@ -98,23 +98,3 @@ async def test_a_model_is_held_to_the_named_tool(modelled: openai.AsyncOpenAI) -
         (call,) = called(choice.message)
         assert (call["name"], choice.finish_reason) == ("temperature", "stop")
         assert call["arguments"]["city"] in WARMTH
-
-
-@pytest.mark.slow
-async def test_parse_gives_an_object_of_the_class(modelled: openai.AsyncOpenAI) -> None:
-    from pydantic import BaseModel
-
-    class City(BaseModel):
-        name: str
-        warm: bool
-
-    model = await model_of(modelled)
-    answer = await modelled.chat.completions.parse(
-        model=model,
-        messages=[{"role": "user", "content": "Name a city."}],
-        response_format=City,
-        max_tokens=300,
-        temperature=0,
-    )
-    city = answer.choices[0].message.parsed
-    assert isinstance(city, City)

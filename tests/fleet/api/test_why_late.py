@@ -1,21 +1,15 @@
-"""Why was this request late? A real fleet answers on NATS, on the command line and in its traces:
+"""Why was this request late? A real fleet answers on NATS and in its traces:
 for requests that ran straight, that were relegated, and whose worker was killed.
 """
 
 import asyncio
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -23,15 +17,12 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
-from shared.client.client import Client
 from shared.request_timeline import Happened
-from shared.schemas import Delta, Explain, Explanation, GenerateRequest, Sampling
-from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of
+from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
+from tests.fleet.live import HOPELESS, WAIT_S, Delivered, ask, client_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 CLOSE_S = 1e-3
-PAGE = Path(__file__).parents[3] / "docs" / "why-late.md"
-FENCE = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def request(name: str, tokens: int, **more: Any) -> GenerateRequest:
@@ -45,19 +36,6 @@ async def explained(
     subject = subjects.EXPLAIN_ALL if whole else subjects.explain(tenant)
     question = Explain(tenant=tenant, request_id=name)
     return await bus.request(subject, question, Explanation, timeout_s=WAIT_S)
-
-
-async def explained_running(bus: NatsBus, client: Client) -> Explanation:
-    """The explanation of a request that has begun and, until it is cancelled, has no end."""
-    handle = await client.submit(request("endless", 7000), "chat")
-    async with asyncio.timeout(WAIT_S):
-        async for event in handle:
-            if isinstance(event, Delta):
-                break
-        running = await explained(bus, "endless")
-        await handle.cancel()
-        await handle.wait()
-    return running
 
 
 async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
@@ -77,15 +55,10 @@ class Told:
     straight: Delivered
     relegated: Delivered
     moved: list[Delivered]
-    running: Explanation
     found: dict[str, Explanation] = field(default_factory=dict)
     seen_by_tenant: Explanation | None = None
     unknown: str = ""
-    command: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
-    page: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
-    answered: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
     spans: list[dict[str, Any]] = field(default_factory=list)
-    lines: list[dict[str, Any]] = field(default_factory=list)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -98,89 +71,34 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         drain_s=2.0,
         environment={"SLACKLINE_TRACE_FILE": str(spans)},
     )
-    async with Fleet(spec) as fleet:
-        async with client_of(fleet) as (bus, client, wire):
-            straight = await ask(client, request("straight", 20), "interactive")
-            relegated = await ask(client, request("relegated", 20, slo=HOPELESS))
-            running = await explained_running(bus, client)
-            names = {f"long-{n}": tenant for n, tenant in enumerate(["default", "acme"] * 4)}
-            async with asyncio.TaskGroup() as tasks:
-                long = [
-                    tasks.create_task(ask(client, request(name, 400, tenant=tenant)))
-                    for name, tenant in names.items()
-                ]
-                await wire.until_speaking(3 + len(long))
-                held = await asyncio.gather(
-                    *(replica_of(bus, name, tenant) for name, tenant in names.items())
-                )
-                fleet.process("worker-r1").kill()
-                async with asyncio.timeout(WAIT_S):
-                    await wire.replaced.wait()
-            delivered = [task.result() for task in long]
-            moved = [one for one, replica in zip(delivered, held, strict=True) if replica == "r1"]
-            told = Told(straight, relegated, moved, running)
-            for one in (straight, relegated, *moved):
-                name, tenant = one.request.request_id, one.request.tenant or "default"
-                told.found[name] = await explained(bus, name, tenant)
-            told.seen_by_tenant = await explained(bus, "relegated", whole=False)
-            with pytest.raises(RefusedError) as refused:
-                await explained(bus, "nobody")
-            told.unknown = refused.value.refused.code
-        for words in (["straight"], ["relegated"], ["relegated", "--json"], ["nobody"]):
-            told.command[" ".join(words)] = await asyncio.to_thread(command, fleet, words)
-        [block, *_] = FENCE.findall(PAGE.read_text())
-        for line in block.splitlines():
-            told.page[line] = await asyncio.to_thread(as_a_tenant, fleet, line)
-        for name in [*await answer_ids(fleet), "default.straight", "acme.straight"]:
-            line = f"slackline explain {name} --json"
-            told.answered[name] = await asyncio.to_thread(as_a_tenant, fleet, line)
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, wire):
+        straight = await ask(client, request("straight", 20), "interactive")
+        relegated = await ask(client, request("relegated", 20, slo=HOPELESS))
+        names = {f"long-{n}": tenant for n, tenant in enumerate(["default", "acme"] * 4)}
+        async with asyncio.TaskGroup() as tasks:
+            long = [
+                tasks.create_task(ask(client, request(name, 400, tenant=tenant)))
+                for name, tenant in names.items()
+            ]
+            await wire.until_speaking(2 + len(long))
+            held = await asyncio.gather(
+                *(replica_of(bus, name, tenant) for name, tenant in names.items())
+            )
+            fleet.process("worker-r1").kill()
+            async with asyncio.timeout(WAIT_S):
+                await wire.replaced.wait()
+        delivered = [task.result() for task in long]
+        moved = [one for one, replica in zip(delivered, held, strict=True) if replica == "r1"]
+        told = Told(straight, relegated, moved)
+        for one in (straight, relegated, *moved):
+            name, tenant = one.request.request_id, one.request.tenant or "default"
+            told.found[name] = await explained(bus, name, tenant)
+        told.seen_by_tenant = await explained(bus, "relegated", whole=False)
+        with pytest.raises(RefusedError) as refused:
+            await explained(bus, "nobody")
+        told.unknown = refused.value.refused.code
     told.spans = [json.loads(line) for line in spans.read_text().splitlines()]
-    for log in (folder / "fleet" / "logs").glob("*.jsonl"):
-        told.lines += [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
     yield told
-
-
-async def answer_ids(fleet: Fleet) -> list[str]:
-    """The ids of one answer of each kind that the gateway gives."""
-    words, ids = "What is a river?", []
-    async with httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http:
-        for path, body in (
-            ("chat/completions", {"messages": [{"role": "user", "content": words}]}),
-            ("completions", {"prompt": words}),
-            ("responses", {"input": words, "store": False}),
-        ):
-            answer = await http.post(f"/v1/{path}", json=body)
-            assert answer.status_code == 200, answer.text
-            ids.append(answer.json()["id"])
-    return ids
-
-
-def as_a_tenant(fleet: Fleet, line: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of the page with the key of the tenant `default`."""
-    access = fleet.access(DEFAULT)
-    name, *words = shlex.split(line)
-    assert name == "slackline"
-    keys = {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
-    return slackline(words, SLACKLINE_URL=access.url, **keys)
-
-
-def command(fleet: Fleet, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    access = fleet.access()
-    options = ["--url", access.url, "--operator"]
-    if access.creds:
-        options += ["--creds", access.creds, "--tls-ca", access.tls_ca]
-    return slackline(["explain", *words, *options])
-
-
-def slackline(words: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "loadgen", *words],
-        env={**os.environ, **environment, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
 
 
 async def test_the_shares_of_the_causes_add_up_to_the_whole_life(told: Told) -> None:
@@ -227,17 +145,8 @@ async def test_the_steps_of_a_request_are_told_in_their_order(told: Told) -> Non
         assert "moving" in causes and "decodes" in causes
 
 
-async def test_a_request_that_still_runs_is_explained_as_far_as_it_is(told: Told) -> None:
-    assert told.running.verdict is None
-    spent_s = told.running.until_unix_s - told.running.arrived_unix_s
-    assert sum(s.seconds for s in told.running.shares) == pytest.approx(spent_s, abs=CLOSE_S)
-
-
 async def test_an_unknown_request_is_a_clear_error(told: Told) -> None:
     assert told.unknown == "not_found"
-    failed = told.command["nobody"]
-    assert failed.returncode == 1
-    assert failed.stderr.startswith("slackline explain: no such request of this tenant")
 
 
 async def test_a_tenant_reads_of_others_only_that_they_are_others(told: Told) -> None:
@@ -246,43 +155,6 @@ async def test_a_tenant_reads_of_others_only_that_they_are_others(told: Told) ->
     for step in told.seen_by_tenant.happenings:
         named |= {n.tenant for n in step.neighbours}
     assert named <= {"", "default"}
-
-
-async def test_the_command_prints_an_answer_a_table_and_the_steps_in_80_columns(
-    told: Told,
-) -> None:
-    for name in ("straight", "relegated"):
-        printed = told.command[name]
-        assert printed.returncode == 0, printed.stderr
-        lines = printed.stdout.splitlines()
-        assert lines[0].startswith(f"{name}: ")
-        assert max(map(len, lines)) <= 80
-        assert "its first token" in printed.stdout
-        assert "it ended: length" in printed.stdout
-    one = json.loads(told.command["relegated --json"].stdout)
-    assert one["answer"] == told.found["relegated"].answer
-    assert one["first_missed"]["bound"] == "ttft"
-
-
-async def test_the_commands_of_the_page_work(told: Told) -> None:
-    submitted, printed, as_json = told.page.values()
-    assert [ran.returncode for ran in told.page.values()] == [0, 0, 0], printed.stderr
-    assert submitted.stdout
-    assert printed.stdout.startswith("river-1: ")
-    assert json.loads(as_json.stdout)["request_id"] == "river-1"
-
-
-async def test_a_tenant_names_a_request_by_its_answer_or_by_its_whole_key(told: Told) -> None:
-    *answers, own, foreign = told.answered
-    assert [name.partition("-")[0].partition("_")[0] for name in answers] == [
-        "chatcmpl", "cmpl", "resp",
-    ]  # fmt: skip
-    for name in (*answers, own):
-        found = told.answered[name]
-        assert found.returncode == 0, found.stderr
-        assert name.endswith(json.loads(found.stdout)["request_id"])
-    assert told.answered[foreign].returncode == 2
-    assert "is of the tenant acme, and you ask as default" in told.answered[foreign].stderr
 
 
 async def test_the_spans_below_request_leave_no_hole(told: Told) -> None:
@@ -360,12 +232,3 @@ async def test_sampled_iterations_are_linked_to_the_trace_of_their_plan(told: To
     ]
     assert linked, "no link leads to a plan"
     assert any(s["parent_span_id"] in roots for s in iterations)
-
-
-async def test_the_log_line_of_a_request_names_its_trace(told: Told) -> None:
-    finished = {
-        line["request"]: line for line in told.lines if line.get("event") == "request.finished"
-    }
-    for one in (told.straight, told.relegated, *told.moved):
-        key = f"{one.request.tenant or 'default'}.{one.request.request_id}"
-        assert finished[key]["trace_id"] == root_of(told, one)["trace_id"]

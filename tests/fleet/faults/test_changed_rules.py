@@ -7,18 +7,29 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.refusal_watch import WATCH_S
 from shared.bus.api import RefusedError
 from shared.rules.http_keys import line_of, new_key
 from shared.schemas import GenerateRequest, Sampling
+from shared.store.records import Records
+from shared.subjects import request_key
+from shared.vocabulary import Slo
 from tests.fleet.live import WAIT_S, ask, client_of, request_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEFORE = """
 [tiers.chat]
 slo = { ttft_s = 5.0, tbt_s = 1.0 }
+[tenants.default]
+importance = 2.0
+weight = 3.0
+slo = { ttft_s = 1.0 }
+[tenants.small]
+tokens_s = 1
+burst_tokens = 100
 """
 NIGHTLY = """
 [tiers.nightly]
@@ -50,11 +61,17 @@ def request(name: str) -> GenerateRequest:
 
 
 async def a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet: Fleet, file: Path) -> None:
-    async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
+    async with client_of(fleet) as (bus, client, _), asyncio.timeout(WAIT_S):
         with pytest.raises(RefusedError, match="unknown tier `nightly`"):
             await client.submit(request("a"), "nightly")
         slow = request_for(400, "b", prompt="x")
         under_way = asyncio.create_task(ask(client, slow, "chat"))
+        await ask(client, replace(request("important"), importance=1000.0), "chat")
+        stored = await Records(bus.requests, bus.bodies).get(request_key("default", "important"))
+        assert stored is not None
+        assert (stored.record.importance, stored.record.weight) == (2.0, 3.0)
+        with pytest.raises(RefusedError, match="may ask for a ttft_s of 1 s or more"):
+            await client.submit(replace(request("tight"), slo=Slo(ttft_s=0.5)), "chat")
         file.write_text(BEFORE + NIGHTLY)
         while True:
             try:
@@ -64,6 +81,20 @@ async def a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet: Fleet, fil
                 await asyncio.sleep(0.1)
         assert (await handle.wait()).slo_met
         assert len((await under_way).tokens) == 400
+
+
+async def a_tenant_that_had_its_tokens_is_told_when_to_come_back(fleet: Fleet) -> None:
+    async with client_of(fleet) as (_, client, _):
+        asked = GenerateRequest(
+            token_ids=[7] * 50, sampling=Sampling(max_tokens=100), tenant="small", request_id="e"
+        )
+        await ask(client, asked)
+        with pytest.raises(RefusedError, match="has had its tokens") as caught:
+            await client.submit(replace(asked, request_id="f"), "chat")
+    assert caught.value.refused.code == "slow_down"
+    assert (
+        1.0 <= (caught.value.refused.retry_after_s or 0.0) <= 51.0
+    )  # 150 - 100 tokens, in whole s
 
 
 async def a_wrong_file_changes_nothing_and_is_told_once(
@@ -110,5 +141,6 @@ async def test_changes_count_on_a_fleet_that_runs(
 ) -> None:
     """One after the other: each begins with the file that the one before has left."""
     await a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet, file)
+    await a_tenant_that_had_its_tokens_is_told_when_to_come_back(fleet)
     await a_wrong_file_changes_nothing_and_is_told_once(fleet, file, said)
     await a_key_and_its_revocation_count_without_a_restart(fleet, file)

@@ -13,7 +13,7 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.api import KeyValue
 from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling
-from tests.fleet.live import WAIT_S, ask, check, client_of, request_for, until_running
+from tests.fleet.live import WAIT_S, client_of
 from tests.fleet.protocol.scene import CALM, Scene
 from tests.fleet.protocol.world import World
 from tests.simulated.virtual_loop import virtual
@@ -53,23 +53,6 @@ async def test_an_answer_that_is_damaged_in_the_store_is_an_error(fleet: Fleet) 
         error = again.json()["error"]
         assert (again.status_code, error["code"]) == (500, "server_error")
         assert "damaged in the store: its checksum" in error["message"]
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_request_whose_prompt_is_damaged_ends_and_says_so(fleet: Fleet) -> None:
-    sampling = Sampling(max_tokens=400, ignore_eos=True)
-    async with client_of(fleet) as (bus, client, wire):
-        running = asyncio.create_task(
-            ask(client, GenerateRequest(request_id="prompted", prompt=200 * "x", sampling=sampling))
-        )
-        await until_running(bus, "r1")
-        await damage(bus.bodies, "default.prompted.")
-        fleet.process("worker-r1").kill()
-        verdict = (await running).verdict
-        assert verdict is not None and verdict.finish_reason == "failed"
-        assert "damaged in the store: its checksum" in verdict.message
-        other = request_for(8, "whole")
-        await check(bus, wire, [await ask(client, other)])
 
 
 @virtual()

@@ -14,7 +14,7 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.api import RefusedError
 from shared.schemas import GenerateRequest
 from tests.fleet.live import WAIT_S, ask, check, client_of, request_for, until_running
-from tests.shared.store.bucket_sizes import resize, state_of
+from tests.shared.store.bucket_sizes import resize
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 RECEIVE_LIMIT_BYTES = 1_000_000
@@ -105,17 +105,3 @@ async def test_admission_reads_no_more_bytes_at_once_than_it_has_room_for(fleet:
         assert set(codes) == {"context_length_exceeded", "slow_down"}
         assert codes["context_length_exceeded"] >= RECEIVE_LIMIT_BYTES // each - 1
         assert await code(number) == "context_length_exceeded", "there is room again"
-
-
-async def test_one_id_again_and_again_writes_one_body(
-    fleet: Fleet, http: httpx.AsyncClient
-) -> None:
-    async def post() -> httpx.Response:
-        return await http.post("/v1/completions", json=ASKED, headers={"idempotency-key": "again"})
-
-    first = await post()
-    async with fleet.connect("test") as bus:
-        before = await state_of(bus._client, "KV_bodies")
-        answers = [await post() for _ in range(10)]
-        assert [a.json()["choices"] for a in answers] == 10 * [first.json()["choices"]]
-        assert (await state_of(bus._client, "KV_bodies"))["last_seq"] == before["last_seq"]

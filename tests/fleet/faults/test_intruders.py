@@ -22,11 +22,9 @@ from shared.schemas import (
     AttemptOver,
     BatchPlan,
     Cancel,
-    Fenced,
     Record,
     Resume,
 )
-from shared.store.acklog import encode_entry
 from shared.store.records import Records
 from shared.subjects import request_key
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
@@ -160,38 +158,14 @@ async def stored_at(bus: NatsBus, log: str, content: bytes) -> int:
                     return seq
 
 
-async def test_a_tenant_can_neither_forge_nor_delete_nor_cancel_nor_listen(fleet: Fleet) -> None:
+async def test_a_tenant_forges_and_reads_nothing_by_what_it_may_send(
+    fleet: Fleet,
+) -> None:
     mallory = await connect_raw(fleet, MALLORY)
     async with attacked(fleet) as running:
-        heard: list[bytes] = []
-
-        async def hear(msg: Any) -> None:
-            heard.append(msg.data)
-
         name = running.key.partition(".")[2]
-        for subject, payload in (
-            (subjects.plan(running.replica), encode(await running.forged_plan())),
-            (subjects.over(running.replica), encode(running.forged_over())),
-            (f"$KV.requests.s.{running.key}", b""),
-            (f"$KV.bodies.{running.record.body_key}", b""),
-            ("$JS.API.STREAM.PURGE.KV_requests", b""),
-            (subjects.ack_log(running.replica), encode_entry(Fenced(incarnation="x", by="x"))),
-            (subjects.cancel(running.key), encode(Cancel())),
-            (subjects.requests(VICTIM.name, "chat"), encode({"request_id": name, "prompt": "x"})),
-            (subjects.attach(VICTIM.name), encode({"request_id": name})),
-            (subjects.explain(VICTIM.name), encode({"request_id": name})),
-            (subjects.EXPLAIN_ALL, encode({"request_id": name, "tenant": VICTIM.name})),
-            (running.record.stream_subject, b"forged"),
-        ):
-            assert await refused(mallory, mallory.publish(subject, payload)), subject
-        for subject in (
-            running.record.stream_subject,
-            subjects.STREAMS,
-            f"{subjects.inbox(VICTIM.name)}.>",
-            ">",
-            subjects.REQUESTS,
-        ):
-            assert await refused(mallory, mallory.subscribe(subject, cb=hear)), subject
+        cancel = mallory.publish(subjects.cancel(running.key), encode(Cancel()))
+        assert await refused(mallory, cancel), "the server has the table of permissions"
         # what it may send, with another's name or another's subject in it
         ask_victim = encode({"request_id": name, "tenant": VICTIM.name, "prompt": "x"})
         answer = await mallory.request(subjects.requests(MALLORY.name, "chat"), ask_victim, 30.0)
@@ -217,25 +191,15 @@ async def test_a_tenant_can_neither_forge_nor_delete_nor_cancel_nor_listen(fleet
                 subjects.attach(MALLORY.name), encode({"request_id": "x"}), reply=reply
             )
         await mallory.flush()
-        assert heard == []
     await mallory.close()
 
 
 async def test_a_stolen_worker_speaks_for_its_own_replica_alone(fleet: Fleet) -> None:
     async with attacked(fleet) as running:
         thief = await connect_raw(fleet, User(Role.WORKER, running.stranger))
-        log = f"$JS.API.STREAM.PURGE.{subjects.log_stream(running.replica)}"
         over = encode(running.forged_over())
-        for subject, payload in (
-            (subjects.over(running.replica), over),
-            (subjects.ack_log(running.replica), encode_entry(Fenced(incarnation="x", by="x"))),
-            (log, b""),
-            (f"$KV.requests.s.{running.key}", b""),
-            (subjects.plan(running.replica), encode(await running.forged_plan())),
-            (subjects.announce(running.replica), b""),
-            (f"$KV.leases.planner.{running.replica}", b""),
-        ):
-            assert await refused(thief, thief.publish(subject, payload)), subject
+        forged = thief.publish(subjects.over(running.replica), over)
+        assert await refused(thief, forged), "the server has the table of permissions"
         # an end of another's attempt, in its own name
         await thief.publish(subjects.over(running.stranger), over)
         # JetStream answers wherever it is told to, in a name that may publish everywhere

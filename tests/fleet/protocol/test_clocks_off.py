@@ -17,7 +17,6 @@ from tests.simulated.process import SimProcess
 from tests.simulated.virtual_loop import run_virtual, virtual
 
 YEAR_S = 365 * 86_400.0
-OFF_S = [30.0, -30.0, 150.0, -150.0, 3600.0, -3600.0, YEAR_S, -YEAR_S]
 QUIET = Scene(
     faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, requests=8, keeps_time=True
 )  # enough replicas: each SLO that an idle replica can hold is kept
@@ -40,14 +39,14 @@ def check_verdicts(world: World) -> int:
     return served
 
 
-@pytest.mark.parametrize("off_s", slow_but([-30.0, YEAR_S], OFF_S))
+@pytest.mark.parametrize("off_s", slow_but([-30.0, YEAR_S], [-30.0, YEAR_S, 150.0, -YEAR_S]))
 def test_a_fleet_serves_in_time_whichever_clocks_are_off(off_s: float) -> None:
     """Those of half the hosts, drawn anew for each seed."""
     for seed in range(3):
         assert check_verdicts(run(seed, replace(QUIET, skew_s=off_s))) > 2
 
 
-@pytest.mark.parametrize("jump_s", slow_but([-2.0], [2.0, -2.0, 150.0, -150.0, YEAR_S, -YEAR_S]))
+@pytest.mark.parametrize("jump_s", slow_but([-2.0], [-2.0, 150.0, -YEAR_S]))
 def test_a_jump_of_clocks_while_it_runs_harms_no_request(jump_s: float) -> None:
     """The broker's clock jumps, and those of half the hosts; some processes begin after that."""
     for seed in range(3):

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from services.admission.intake import reading as intake
-from services.admission.intake.reading import Intake
 from services.admission.intake.required_features import Wanted, required_features
 from services.admission.workers import Workers
 from shared import features
@@ -16,13 +15,11 @@ from shared.columns import pack
 from shared.core.admission.admission import (
     AdmissionCore,
     AdmissionSettings,
-    Answered,
     Heard,
     Opened,
     Place,
     Relegate,
 )
-from shared.core.offer import as_offer
 from shared.core.record.record import ENGINE_DIED
 from shared.core.relegation.relegation import Heard as Surplus
 from shared.core.relegation.relegation import Listed, RelegationCore, RelegationSettings
@@ -31,20 +28,18 @@ from shared.core.tick import Tick
 from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.routing.routings import named
-from shared.rules.rules import Rules
 from shared.rules.tiers import DEFAULT
 from shared.schemas import (
     Announce,
     Body,
     GenerateRequest,
-    OfferDeclined,
     Record,
     Sampling,
 )
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import RecordState, ServiceClass
+from shared.vocabulary import RecordState
 from tests import made
 from tests.shared.core.relegation.test_relegation import digest, record
 
@@ -269,30 +264,6 @@ def test_tokens_that_the_model_does_not_have_are_refused(
     assert caught.value.param == param
 
 
-async def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
-    request = replace(
-        asked("poet"), prompt="x" * 200, sampling=Sampling(max_tokens=950, min_tokens=900)
-    )
-    workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
-    reader = Intake(Rules(), Tokenizer.builtin(), "", workers, str, "o")
-
-    key, digest = await reader.look(request, "chat", 0)
-    read, body = await reader.read(
-        request,
-        key,
-        "chat",
-        payload_bytes=0,
-        digest=digest,
-        arrived_unix_s=0.0,
-        json=False,
-        traceparent="",
-        caller="",
-    )
-    assert (read.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
-    # what the context has room for
-    assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)
-
-
 # ---------------------------------------------------------------- routing
 
 NOW = 1000.0
@@ -312,50 +283,6 @@ def mixed(**settings: Any) -> AdmissionCore:
     for name, can in (("idle", {}), ("able", ABLE), ("torch", {"features": ["min_p"]})):
         places(core, Heard(digest(0.0, name, **can)))
     return core
-
-
-@pytest.mark.parametrize(
-    ("needed", "where"),
-    [
-        (("adapter:poet",), {"able"}),
-        (("min_p",), {"able", "torch"}),
-        (("min_p", "penalties"), {"able"}),
-        ((), {"idle", "able", "torch"}),
-    ],
-)
-def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(
-    needed: tuple[str, ...], where: set[str]
-) -> None:
-    """This holds for the first choice, for every hop after a refusal, and for a request that comes
-    back from a lost replica.
-    """
-    for seed in range(5):
-        core = mixed(hop_limit=3)
-        core._rng.seed(seed)
-        (first,) = places(core, Opened(opened("t.a", *needed)))
-        tried = [first.replica]
-        while isinstance(first, Place):
-            actions = places(
-                core, Answered(first.key, first.attempt + 1, first.replica, OfferDeclined())
-            )
-            first = actions[0]
-            tried += [first.replica] if isinstance(first, Place) else []
-        assert set(tried) == where
-        assert isinstance(first, Relegate)
-
-
-def test_the_place_written_with_the_record_has_what_the_request_needs() -> None:
-    core = mixed()
-    for _ in range(10):
-        picked = core.pick(
-            as_offer(opened("t.a", "adapter:poet"), ServiceClass.STANDARD), now_unix_s=NOW
-        )
-        assert picked is not None
-        assert picked[:2] == ("able", "1")
-    assert (
-        core.pick(as_offer(opened("t.b", "adapter:painter"), ServiceClass.STANDARD), now_unix_s=NOW)
-        is None
-    )
 
 
 def test_a_request_whose_only_replica_is_away_waits_for_it() -> None:

@@ -1,9 +1,7 @@
-"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots, moves, replays
-and a network that loses them.
-"""
+"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots and moves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from hypothesis import given
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from services.worker.engine import Done, EngineState, Likely, Outcome
 from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
-from shared.client.assemble import Assembler
 from shared.columns import pack, unpack_list
 from shared.core.record import record as life
 from shared.core.worker.step import Load, Step, Work
@@ -20,10 +17,8 @@ from shared.schemas import (
     AttemptOver,
     Body,
     Delta,
-    End,
     LogEntry,
     Record,
-    Replay,
     Resume,
     Sampling,
     Selection,
@@ -137,17 +132,12 @@ class Replica:
 
 @dataclass
 class Client:
-    """One request, and the events that its reader was shown."""
+    """The client of one request."""
 
     slot: int
     top: int | None
     record: Record
     replica: Replica
-    assembler: Assembler = field(default_factory=Assembler)
-    shown: list[TokenLogprob] = field(default_factory=list)
-    tokens: int = 0
-    late: list[StreamEvent] = field(default_factory=list)
-    over: bool = False
 
     @staticmethod
     def begin(slot: int, top: int | None, replica: Replica) -> "Client":
@@ -205,31 +195,8 @@ class Client:
         return resume
 
     def hear(self, event: StreamEvent) -> None:
-        self.show(self.assembler.take(event))
-
-    def attach(self) -> None:
-        resume, begin = self.check_logged(), self.assembler.ask()
-        replay = Replay(
-            stream_subject=self.record.stream_subject,
-            offset=begin,
-            tokens=unpack_list(resume.tokens)[begin:],
-            text=resume.text,
-            text_offset=0,
-            verdict=self.record.verdict,
-            logprobs=resume.logprobs[begin:],
-        )
-        self.show(
-            self.assembler.fill(msgspec.msgpack.decode(msgspec.msgpack.encode(replay), type=Replay))
-        )
-
-    def show(self, events: Sequence[StreamEvent]) -> None:
-        for event in events:
-            if isinstance(event, Delta):
-                assert event.offset == self.tokens
-                assert event.logprobs == self.truth(event.offset, event.offset + len(event.tokens))
-                self.tokens += len(event.tokens)
-                self.shown += event.logprobs
-            self.over = self.over or isinstance(event, End)
+        if isinstance(event, Delta):
+            assert event.logprobs == self.truth(event.offset, event.offset + len(event.tokens))
 
 
 @given(st.data())
@@ -249,23 +216,13 @@ def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
 
     def deliver(events: Sequence[tuple[str, StreamEvent]]) -> None:
         for subject, event in events:
-            client = named[subject]
-            match data.draw(st.sampled_from(("comes", "comes", "lost", "doubled", "late"))):
-                case "comes":
-                    client.hear(event)
-                case "doubled":
-                    client.hear(event)
-                    client.hear(event)
-                case "late":
-                    client.late.append(event)
+            named[subject].hear(event)
 
     for _ in range(data.draw(st.integers(5, 30))):
         client = data.draw(st.sampled_from(clients))
         replica, slot = client.replica, client.slot
         here = [c for c in clients if c.replica is replica and c.record.verdict is None]
-        match data.draw(
-            st.sampled_from(("run", "run", "run", "preempt", "move", "trim", "attach", "late"))
-        ):
+        match data.draw(st.sampled_from(("run", "run", "run", "preempt", "move", "trim"))):
             case "run" | "preempt" as step:
                 replica.engine.bursts = {Slot(c.slot): data.draw(st.integers(1, 4)) for c in here}
                 deliver(
@@ -285,19 +242,11 @@ def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
                 client.place(replicas[1 - replicas.index(replica)])
             case "trim":
                 replica.trim()
-            case "attach":
-                client.attach()
-            case "late" if client.late:
-                client.hear(client.late.pop(data.draw(st.integers(0, len(client.late) - 1))))
 
     for replica in replicas:
         while here := [c for c in clients if c.replica is replica and c.record.verdict is None]:
             deliver(replica.run([c.slot for c in here]))
             settle(replica, here)
-    for client in clients:
-        client.attach()
-        assert client.over
-        assert client.shown == client.truth(0, OUTPUT)
 
 
 def settle(replica: Replica, clients: Sequence[Client]) -> None:

@@ -10,16 +10,15 @@ import os
 
 import pytest
 
-from services.admission.sweep import Sweep
 from services.worker.ack_writer import AckWriter
-from services.worker.core.worker import WorkerCore
 from tests.fleet.protocol.scene import CALM, Scene
-from tests.fleet.protocol.world import run
+from tests.fleet.protocol.world import World, run
 from tests.rings import slow_but
+from tests.simulated.virtual_loop import virtual
 
 QUIET = True
 
-SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "400"))
+SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "250"))
 BLOCK = 25
 FAST_BLOCKS = 6
 
@@ -94,6 +93,17 @@ def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_t
     assert moved > 20
 
 
+@virtual()
+async def test_a_body_and_an_output_that_no_record_names_are_deleted() -> None:
+    calm = Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, requests=3)
+    world = World(calm, seed=1)
+    for bucket, name in ((world.net.bodies, "default.nobody.0"), (world.net.requests, "o.x")):
+        bucket.create(name, b"", None, now_s=world.net.loop.time())
+    await world.play()  # waits until nothing is left
+    assert world.net.bodies.get("default.nobody.0", now_s=world.net.loop.time()) is None
+    assert world.net.requests.get("o.x", now_s=world.net.loop.time()) is None
+
+
 def _fails_somewhere(seeds: range, scene: Scene) -> bool:
     for seed in seeds:
         try:
@@ -122,18 +132,3 @@ def test_the_simulation_notices_a_replica_that_is_not_fenced(
     monkeypatch.setattr(AckWriter, "fenced", not_fenced)
     monkeypatch.setattr(AckWriter, "_append", append_anyway)
     assert _fails_somewhere(range(300), Scene(pauses=8, kills=0, restarts=0, requests=20))
-
-
-def test_the_simulation_notices_a_worker_that_forgets_what_was_withdrawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(WorkerCore, "withdraw", lambda self, key, attempt: False)
-    assert _fails_somewhere(range(300), SCENES["qoserve"])
-
-
-def test_the_simulation_notices_when_no_admission_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(self: Sweep) -> None:
-        return None
-
-    monkeypatch.setattr(Sweep, "_sweep", nothing)
-    assert _fails_somewhere(range(50), Scene(settle_s=60.0))

@@ -1,14 +1,12 @@
 """Thinking has its own pace: where it ends, when tokens are then due, and who is informed."""
 
-from collections.abc import Callable, Mapping, Sequence
-from random import Random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
@@ -19,8 +17,6 @@ from shared.core.offer import as_offer
 from shared.core.record import record as life
 from shared.core.worker.step import Finished, Ran, TurnDone
 from shared.measure import Measure
-from shared.policy import registry
-from shared.policy.seam import Policy, View
 from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Body, PlanAck, Record, Sampling
 from shared.text import chat_prompt as chat
@@ -32,7 +28,6 @@ from shared.vocabulary import (
     Slo,
 )
 from tests import made
-from tests.shared.core.chaos_policy import Watched
 from tests.shared.core.placed_record import placed
 from tests.simulated.folding import fold
 
@@ -40,38 +35,6 @@ SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
 END = 7  # the token that ends thinking
 
 # ---------------------------------------------------------------- what is due
-
-
-def due_after_each(slo: Slo, *thinking: int | None, at_s: float = 0.5) -> list[float]:
-    """The deadlines of the next token, after each of some tokens. `thinking` is the number of
-    thinking tokens reported with a token; None where the stage has not changed.
-    """
-    measure, dues = Measure.begin(slo, 0.0), []
-    for thinking_tokens in thinking:
-        measure = measure.emit(1, at_s, slo, thinking_tokens)
-        dues.append(round(measure.next_due_unix_s, 6))
-    return dues
-
-
-def test_a_token_is_due_the_pace_of_its_own_stage_after_the_one_before_it_was_due() -> None:
-    # the third token ends the thinking: the fourth is response
-    assert due_after_each(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]
-
-
-def test_a_response_without_a_thought_has_the_pace_of_responses_from_its_first_token_on() -> None:
-    assert due_after_each(SLO, 0, None) == [1.1, 1.2]
-
-
-def test_only_an_slo_that_names_a_pace_for_thinking_has_stages() -> None:
-    assert due_after_each(Slo(ttft_s=1.0, tbt_s=0.1), None, 2, None) == [1.1, 1.2, 1.3]
-
-
-def test_without_a_pace_for_the_response_nothing_is_due_after_the_thinking() -> None:
-    assert due_after_each(Slo(thinking_tbt_s=0.05), None, 2, None) == [
-        0.55,
-        float("inf"),
-        float("inf"),
-    ]
 
 
 slos = st.builds(
@@ -253,8 +216,6 @@ def test_the_end_of_thinking_is_looked_for_among_the_tokens_that_were_added_to_t
     assert Tokenizer.builtin().end_of_thinking is None
 
 
-# ---------------------------------------------------------------- in a simulation
-
 TIERS = TierSet(
     name="thinkers",
     default="quick",
@@ -266,29 +227,6 @@ TIERS = TierSet(
 )
 
 
-def drawn(requests: int, per_s: float, seed: int = 5) -> list[PlannedRequest]:
-    rng, at_s, made = Random(seed), 0.0, []
-    for number in range(requests):
-        at_s += rng.expovariate(per_s)
-        output = rng.randint(1, 120)
-        thinking = rng.choice([0, output, rng.randint(0, output)])
-        tier = rng.choice(list(TIERS.tiers))
-        made.append(
-            PlannedRequest(
-                number,
-                at_s,
-                rng.randint(1, 1500),
-                output,
-                tier,
-                1.0,
-                "default",
-                "",
-                thinking_tokens=thinking,
-            )
-        )
-    return made
-
-
 def run(
     requests: list[PlannedRequest], policy: str = "fcfs", *, leaps: bool = True
 ) -> SimulationResult:
@@ -297,25 +235,6 @@ def run(
         Deployment(policy, "a100-llama3-8b"),
         RunOptions(keep_times=True, check_every=3, leaps=leaps),
     )
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "qoserve"])
-def test_leaps_end_where_thinking_does(policy: str) -> None:
-    requests = drawn(60, 3.0)
-    leapt, stepped = run(requests, policy), run(requests, policy, leaps=False)
-    assert leapt.events < stepped.events
-    assert leapt.token_unix_s is not None
-    assert stepped.token_unix_s is not None
-    for ours, theirs in zip(leapt.token_unix_s, stepped.token_unix_s, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    for ours_v, theirs_v, planned in zip(leapt.verdicts, stepped.verdicts, requests, strict=True):
-        assert ours_v is not None
-        assert theirs_v is not None
-        assert (ours_v.slo_met, ours_v.thinking_tokens) == (
-            theirs_v.slo_met,
-            theirs_v.thinking_tokens,
-        )
-        assert ours_v.thinking_tokens == (0 if planned.tier == "plain" else planned.thinking_tokens)
 
 
 def test_a_verdict_tells_how_long_it_thought_and_at_which_pace() -> None:
@@ -330,33 +249,4 @@ def test_a_verdict_tells_how_long_it_thought_and_at_which_pace() -> None:
     assert verdict.thinking_tpot_s == pytest.approx((times[14] - times[0]) / 14)
 
 
-def test_a_policy_sees_the_pace_of_the_stage_and_is_asked_afresh_when_it_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[tuple[int, bool, float, float, float]] = []
-
-    def look(view: View) -> None:
-        for i in range(view.rows):
-            row = (
-                bool(view.thinking[i]),
-                float(view.tbt_s[i]),
-                float(view.tightest_tbt_s[i]),
-                float(view.next_due_unix_s[i]),
-            )
-            seen.append((int(view.generated_tokens[i]), *row))
-
-    make: Callable[[str, Mapping[str, str] | None], Policy] = registry.make
-    monkeypatch.setattr(registry, "make", lambda name, given=None: Watched(make(name, given), look))
-    run([PlannedRequest(0, 0.0, 500, 40, "slow", 1.0, "default", "", thinking_tokens=15)])
-    [first, *_, last] = [(made, *row) for made, *row in seen if made]
-    assert first[:4] == (1, True, 0.1, 0.03)
-    assert last == (15, False, 0.03, 0.03, pytest.approx(2.0 + 14 * 0.1 + 0.03))
-    assert all(thinking == (made < 15) for made, thinking, *_ in seen)
-
-
-def test_an_offer_says_which_stage_comes_next() -> None:
-    offer = as_offer(record_of(SLO), ServiceClass.STANDARD)
-    assert offer.thinking
-    assert offer.slo.tightest_pace_s(offer.thinking) == 0.05
-    assert not replace(offer, answering=True).thinking
-    assert not replace(offer, slo=Slo(ttft_s=1.0, tbt_s=0.1)).thinking
+# ---------------------------------------------------------------- in a simulation

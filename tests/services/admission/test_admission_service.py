@@ -133,27 +133,3 @@ async def test_a_flood_of_one_tenant_is_refused_and_keeps_no_other_tenant_out() 
     assert max(took_s) < 0.5, "of eight hops"
     assert heard["received"] >= AdmissionConfig().receive_limit
     assert heard["received"] + heard["slow_down"] == 4000
-
-
-@virtual()
-async def test_a_request_whose_record_is_damaged_is_not_waited_for() -> None:
-    beside, answers = Beside(), list[asyncio.Task[None]]()
-
-    async def decline(call: Call) -> None:
-        await asyncio.sleep(0.1)  # the record is stored
-        net, key = beside.net, "s.default.a"
-        stored = net.requests.get(key, now_s=net.loop.time())
-        assert stored is not None
-        net.requests.update(key, b"?", stored.revision, None, now_s=net.loop.time())
-        await call.reply(OfferDeclined(reason="it is late"))
-
-    def on_offer(_: Offer, call: Call) -> None:
-        answers.append(asyncio.ensure_future(decline(call)))
-
-    await beside.begin(on_offer, EMPTY)
-    await beside.ask()
-    await asyncio.sleep(1.0)
-    assert len(answers) == 1
-    began_s = beside.net.loop.time()
-    await beside.end()  # it places what is open first, for drain_s at most
-    assert beside.net.loop.time() - began_s < AdmissionConfig().drain_s / 2

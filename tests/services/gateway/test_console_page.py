@@ -4,8 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,10 +12,9 @@ from shared.bus.api import Call, Endpoint
 from shared.bus.nats import NatsBus, connect
 from shared.columns import pack
 from shared.schemas import PoolDigest, PoolLane, Roster, RosterAnswer, RosterEntry
-from shared.vocabulary import ReplicaId, Slo
+from shared.vocabulary import ReplicaId
 from tests.chromium import Page, chromium, needs_chromium
-from tests.services.gateway.http.test_guard import keys_in
-from tests.services.gateway.site import WITHIN_S, Site, site
+from tests.services.gateway.site import Site, site
 from tests.shared.console.heard import ack, announce, digest, ended, entry, held, plan
 
 pytestmark = needs_chromium
@@ -192,37 +189,6 @@ async def test_a_request_is_chosen_opened_and_closed_with_the_keyboard(nats_url:
         await page.until("!document.querySelector('#help').open")
 
 
-async def test_the_life_of_a_request_goes_on_while_it_is_looked_at(nats_url: str) -> None:
-    async with acted(nats_url, R1) as (at, fleet), looking(at) as page:
-        await fleet.hold(R1, 0, "acme.a")
-        await page.click(row("acme.a"))
-        await page.until("document.querySelector('#life').open")
-        await fleet.run(R1, {0: (10, 1)})
-        await fleet.run(R1, {0: (1, 1)})
-        await page.until("document.querySelector('#facts').innerText.includes('2 of at most 100')")
-        await fleet.run(R1, {}, ended=[(0, "stop")])
-        await fleet.bus.publish(subjects.ENDED, ended("acme.a", met=False))
-        await page.until("document.querySelector('#facts').innerText.includes('missed by ttft')")
-        assert "ended: stop" in await page.text("#steps")
-        assert await page.evaluate("document.querySelector('#life').open")
-
-
-async def test_it_is_light_or_dark_as_the_system_is_until_somebody_says_otherwise(
-    nats_url: str,
-) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    async with acted(nats_url, R1) as (at, _), chromium() as browser:
-        light = await (await browser.page(f"{at.url}/console")).evaluate(ground)
-        page = await browser.page(f"{at.url}/console", dark=True)
-        dark = await page.evaluate(ground)
-        assert light != dark
-        await page.press("t")
-        assert await page.evaluate(ground) == light
-        await page.call("Page.reload")
-        await page.until("document.readyState === 'complete'")
-        await page.until(f"{ground} === '{light}'")  # it is remembered
-
-
 async def test_on_a_phone_nothing_is_cut_off(nats_url: str) -> None:
     async with (
         acted(nats_url, R1, R2) as (at, fleet),
@@ -238,70 +204,3 @@ async def test_on_a_phone_nothing_is_cut_off(nats_url: str) -> None:
         await page.click("#list tbody tr")
         await page.until("document.querySelector('#life').open")
         assert await page.evaluate(wide) <= 390
-
-
-async def test_a_pause_holds_everything_still(nats_url: str) -> None:
-    async with acted(nats_url, R1) as (at, fleet), looking(at) as page:
-        await page.until("document.querySelectorAll('.replica').length >= 1")
-        await page.press("p")
-        await page.until("document.querySelector('#state').innerText === 'paused'")
-        before = await page.text("#tiers")
-        asked = len(page.requests)
-        for n in range(20):
-            await fleet.bus.publish(subjects.ENDED, ended(f"acme.{n}"))
-        await fleet.bus.flush(WITHIN_S)
-        await asyncio.sleep(1.0)  # four polls
-        assert await page.text("#tiers") == before
-        assert len(page.requests) <= asked + 1  # one may have been under way
-        await page.press("p")
-        await page.until("document.querySelector('#tiers').innerText.includes('20 ended')")
-
-
-async def test_a_browser_that_has_a_key_of_the_console_comes_in(
-    nats_url: str, tmp_path: Path
-) -> None:
-    key = keys_in(tmp_path / "operators", "ann")["ann"]
-    files = {"console_keys": str(tmp_path / "operators")}
-    async with site(nats_url, **files) as at, chromium() as browser:
-        page = await browser.page(f"{at.url.replace('//', f'//ann:{key}@')}/console")
-        await page.until("document.querySelector('#state').dataset.state === 'live'")
-
-
-async def test_it_says_that_the_gateway_is_gone(nats_url: str) -> None:
-    async with acted(nats_url, R1) as (at, _), chromium() as browser:
-        page = await browser.page(f"{at.url}/console")
-        await page.until("document.querySelector('#state').dataset.state === 'live'")
-        at.stop.set()
-        await page.until("document.querySelector('#state').dataset.state === 'lost'")
-        assert "does not answer" in await page.text("#state")
-
-
-async def test_it_bears_eight_replicas_and_two_hundred_requests(nats_url: str) -> None:
-    names = [f"r{n}" for n in range(1, 9)]
-    rng = Random(1)
-    async with acted(nats_url, *names) as (at, fleet), looking(at) as page:
-        now = time.time()
-        for name in names:
-            for slot in range(25):
-                slo = Slo(ttft_s=1.0, tbt_s=0.05)
-                await fleet.hold(
-                    name, slot, f"acme.{name}-{slot}", slo=slo, next_due_unix_s=now + rng.random()
-                )
-        await page.until("document.querySelectorAll('#list tbody tr').length === 200")
-        for _ in range(40):
-            for name in names:
-                await fleet.run(name, dict.fromkeys(range(25), (1, 1)))
-            await asyncio.sleep(0.02)
-        await page.until("document.querySelectorAll('.replica').length >= 8")
-        await page.until(
-            "[...document.querySelectorAll('#list td')].some(c => c.innerText === '40 out')"
-        )
-        # the page keeps no more than it shows, and what it kept is drawn
-        nodes = await page.evaluate("document.querySelectorAll('*').length")
-        assert nodes < 2500
-        took_ms = await page.evaluate(
-            "(() => { const t = performance.now();"
-            "for (let i = 0; i < 20; i++) { show(); for (const c of cards.values()) drawStrip(c); }"
-            "return (performance.now() - t) / 20; })()"
-        )
-        print(f"one whole update and frame: {took_ms:.1f} ms, {nodes} elements")

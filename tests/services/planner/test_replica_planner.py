@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +30,6 @@ from shared.core.replica.events import (
 )
 from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
-from shared.errors import BusError
 from shared.policy import registry
 from shared.process.audit import IDLE_S
 from shared.schemas import (
@@ -103,22 +101,6 @@ async def run_for(planner: ReplicaPlanner, seconds: float) -> None:
     running = asyncio.create_task(planner.run())
     await asyncio.sleep(seconds)
     running.cancel()
-
-
-@virtual()
-async def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
-    planner, _ = await a_seat()
-    for n in range(10):
-        planner._on_offer(offer(n), Asked())
-    planner._on_acked(ACK, Asked())
-    for n in range(10, 13):
-        planner._on_offer(offer(n), Asked())
-    assert [planner._inbox.take() for _ in range(4)] == [
-        Offered([offer(n) for n in range(10)]),
-        Acked(ACK),
-        Offered([offer(n) for n in range(10, 13)]),
-        None,
-    ]
 
 
 @virtual()
@@ -244,24 +226,6 @@ async def test_a_seat_takes_over_what_the_worker_says_that_requests_share() -> N
     assert (table.kv.shared, table.draft_kv.shared) == (5, 4)
 
 
-@virtual()
-async def test_a_seat_asks_again_where_its_question_could_not_be_sent() -> None:
-    page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[], more=False)
-    planner, worker = await a_seat()
-    request, refusals = planner._bus.request, [BusError("the connection takes no more")]
-
-    async def once_in_vain(*args: Any, **options: Any) -> Any:
-        if refusals:
-            raise refusals.pop()
-        return await request(*args, **options)
-
-    planner._bus.request = once_in_vain  # type: ignore[method-assign]
-    await answer_resyncs(worker, lambda _: page)
-    await run_for(planner, 5.0)
-    assert not refusals
-    assert planner.core.synced
-
-
 def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
     """Its request has made all the tokens of the offer, and its end does not come."""
     core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)
@@ -282,16 +246,6 @@ def test_an_offer_of_which_nothing_is_left_is_declined() -> None:
     whole = replace(offer(0), generated_tokens=10)
     (answer,) = core.handle(Offered([whole]), now_unix_s=0.0)
     assert isinstance(answer, Answer) and isinstance(answer.answer, OfferDeclined)
-
-
-@virtual()
-async def test_another_profile_ends_the_seat():
-    planner, _ = await a_seat()
-    running = asyncio.create_task(planner.run())
-    await asyncio.sleep(0.1)
-    planner.heard(replace(ANNOUNCE, profile="another"))
-    with pytest.raises(StaleEpoch, match="another profile"):
-        await running
 
 
 @virtual()

@@ -77,27 +77,6 @@ def test_a_request_expires_at_its_instant_live_as_simulated():
 
 
 @virtual()
-async def test_a_record_that_is_damaged_when_it_expires_is_not_waited_for():
-    net = SimNet(Random(1), Faults())
-    record = relegated("q0", EPOCH_UNIX_S + 8.0)
-    revision = net.requests.create(
-        f"s.{record.key}", msgspec.msgpack.encode(record), None, now_s=net.loop.time()
-    )
-    service = Relegation(
-        RelegationConfig(list_s=6.0), net.connect("a"), net.clock, Tracing(), Random(2)
-    )
-    stop = asyncio.Event()
-    running = asyncio.create_task(service.run(stop))
-    await asyncio.sleep(7.5)  # it is listed
-    net.requests.update(f"s.{record.key}", b"?", revision, None, now_s=net.loop.time())
-    await asyncio.sleep(1.0)
-    began_s = net.loop.time()
-    stop.set()  # steps under way are waited for, for drain_s at most
-    await running
-    assert net.loop.time() - began_s < RelegationConfig().drain_s / 2
-
-
-@virtual()
 async def test_without_the_lease_nothing_expires_and_with_it_everything_that_is_due_does():
     net = SimNet(Random(1), Faults())
     record = relegated("q0", EPOCH_UNIX_S + 2.0)

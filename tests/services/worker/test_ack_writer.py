@@ -23,8 +23,6 @@ from shared.store.records import Records, Stored
 from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId
-from tests.fleet.protocol.scene import Scene
-from tests.fleet.protocol.world import run
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.runner import VirtualRunner
@@ -166,17 +164,6 @@ async def test_a_server_that_is_behind_does_not_fence_a_writer_whose_append_was_
 
 
 @virtual()
-async def test_a_server_that_is_behind_does_not_fence_a_writer_that_has_just_registered() -> None:
-    behind = Behind()
-    await behind.writer("a").register()
-    behind.fall_behind(reads=0)
-    other = behind.writer("b")
-    await other.register()
-    behind.reads_behind = 1
-    assert [await other.fenced(), await other.fenced()] == [False, False]
-
-
-@virtual()
 async def test_a_writer_registers_also_where_the_server_is_behind() -> None:
     behind = Behind()
     behind.fall_behind(reads=0)
@@ -204,20 +191,6 @@ async def test_a_writer_that_is_fenced_notices_although_the_server_is_behind(
     assert not behind.reads_behind
     assert await one.fenced()
     assert behind.written() == ["a", "b"]
-
-
-@virtual()
-async def test_a_writer_is_fenced_where_its_log_was_made_anew() -> None:
-    """It must register again: nothing that it wrote is there."""
-    behind = Behind()
-    one = behind.writer("a")
-    await one.register()
-    behind.net.acks.trim(LOG, below=1 << 30)
-    async with asyncio.timeout(60.0):
-        with pytest.raises(FencedError):
-            await one._append(Snapshot(incarnation="a", entries=[], overs=[]))
-        await behind.writer("b").register()
-    assert behind.written() == ["b"]
 
 
 @virtual()
@@ -252,13 +225,3 @@ async def test_a_full_log_is_trimmed_once_no_request_needs_its_older_entries() -
     async with asyncio.timeout(30.0):
         await waiting
     assert behind.written() == ["b", "b", "b"]
-
-
-def test_acks_of_many_bytes_are_replaced_by_a_snapshot_before_they_are_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """256 requests with log-probabilities filled a log before the thousandth ack."""
-    monkeypatch.setattr(worker, "SNAPSHOT_BYTES", 5000)
-    calm = Scene(faults=Faults(), kills=0, pauses=0, restarts=0, cancels=0, snapshot_acks=1_000_000)
-    entries = [decode_entry(payload) for _, payload in run(1, calm).written]
-    assert any(isinstance(entry, Snapshot) for entry in entries)

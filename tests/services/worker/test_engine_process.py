@@ -153,19 +153,6 @@ async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next(
 
 
 @pytest.mark.slow
-async def test_a_profile_is_measured_where_the_engine_is() -> None:
-    for profile_s in (2.0, 10.0, 50.0):
-        cfg = WorkerConfig(engine="torch", profile_s=profile_s)
-        async with engine_process(cfg, asyncio.Event()) as engine:
-            assert engine is not None
-            if engine.fitted is None:
-                continue  # this machine was too slow to fit a profile in that time
-            assert engine.fitted.model == engine.facts.model
-            return
-    raise AssertionError("no profile was fitted")
-
-
-@pytest.mark.slow
 async def test_an_engine_that_cannot_be_is_refused_with_its_own_words() -> None:
     with pytest.raises(ConfigError, match="float7"):
         async with engine_process(WorkerConfig(engine="torch", dtype="float7"), asyncio.Event()):
@@ -179,17 +166,6 @@ async def test_a_turn_for_a_killed_engine_raises_how_the_engine_ended() -> None:
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="SIGKILL"):
             await engine.run(step)
-
-
-@pytest.mark.slow
-async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
-    unknown = Step(
-        None, [], [], [], [Work(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
-    )
-    async with engine_process(TORCH, asyncio.Event()) as engine:
-        assert engine is not None
-        with pytest.raises(EngineError, match="exit status 1"):
-            await engine.run(unknown)
 
 
 @pytest.mark.slow

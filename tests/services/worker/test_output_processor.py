@@ -74,23 +74,6 @@ def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
     assert said == expected(text, stops)[0]
 
 
-@given(texts, stops)
-def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(
-    text: str, stops: list[str]
-) -> None:
-    processor = OutputProcessor(TOKENIZER)
-    processor.open(SLOT, Sampling(stop=stops))
-    spoken = processor.say(SLOT, TOKENIZER.encode(text))
-    held = "" if spoken.stopped else text[len(spoken.text) :]
-    assert not held or any(stop.startswith(held) for stop in stops)
-
-
-def test_text_that_the_client_lacks_comes_with_the_next_tokens() -> None:
-    processor = OutputProcessor(TOKENIZER)
-    processor.open(SLOT, Sampling(), TOKENIZER.encode("hello"), "hel")
-    assert processor.say(SLOT, TOKENIZER.encode("!")).text == "lo!"
-
-
 def test_an_unfinished_character_is_shown_as_such_only_at_the_end() -> None:
     processor = OutputProcessor(TOKENIZER)
     processor.open(SLOT, Sampling())

@@ -14,7 +14,6 @@ from shared.perf.fitting import Timed, error_of
 from shared.perf.profile_file import ProfileFile
 from shared.schemas import Selection
 from tests import made
-from tests.rings import slow_but
 from tests.shared.perf.timings import drawn, file_of
 
 CPU = store.load("cpu-tiny")
@@ -67,29 +66,27 @@ def mean_error(timings: list[Timed]) -> float:
     return mape
 
 
-@pytest.mark.parametrize("seed", slow_but([0], range(4)))
-def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up(seed: int) -> None:
+def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up() -> None:
     hand = Hand()
-    measurement = Measurement(hand, random.Random(seed))
+    measurement = Measurement(hand, random.Random(0))
     timings = measurement.run(4.0, clock=lambda: hand.now_s)
     assert 4.0 <= hand.now_s <= 4.0 + hand.longest_s + 0.01
     assert hand.snapshot() == (2048, [], 0, 0)
     shapes = [one.shape for one in timings]
     assert {shape.decodes for shape in shapes} >= {0, 1, 8, 32}
     assert max(shape.prefill_tokens for shape in shapes) >= 512
-    assert mean_error(timings) < 0.05, f"seed {seed}"
+    assert mean_error(timings) < 0.05
 
 
-@pytest.mark.parametrize("seed", slow_but([0], range(4)))
-def test_what_an_engine_makes_ready_once_is_in_no_prediction(seed: int) -> None:
+def test_what_an_engine_makes_ready_once_is_in_no_prediction() -> None:
     """A GPU records a pass of a new size, for longer than the pass takes."""
     hand = Hand(first_s=0.1)
-    timings = Measurement(hand, random.Random(seed)).run(4.0, clock=lambda: hand.now_s)
+    timings = Measurement(hand, random.Random(0)).run(4.0, clock=lambda: hand.now_s)
     assert hand.firsts > 20
     assert 4.0 <= hand.now_s <= 8.0 + hand.longest_s + 0.01
     for shape, exec_s in timings:
         assert exec_s == pytest.approx(CPU.batch_s(shape), rel=0.1)
-    assert mean_error(timings) < 0.05, f"seed {seed}"
+    assert mean_error(timings) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -103,13 +100,12 @@ def test_what_an_engine_makes_ready_once_is_in_no_prediction(seed: int) -> None:
         (2048, 1024, 2048, 30.0),
     ],
 )
-@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 def test_small_and_slow_engines_are_measured_within_their_bounds(
-    kv_blocks: int, max_slots: int, context_tokens: int, pace: float, seed: int
+    kv_blocks: int, max_slots: int, context_tokens: int, pace: float
 ) -> None:
     """The engine asserts that nothing goes over its slots, blocks or context."""
     hand = Hand(kv_blocks=kv_blocks, max_slots=max_slots, context_tokens=context_tokens, pace=pace)
-    measurement = Measurement(hand, random.Random(seed))
+    measurement = Measurement(hand, random.Random(0))
     measurement.run(2.0, clock=lambda: hand.now_s)
     assert hand.snapshot() == (kv_blocks, [], 0, 0)
     assert hand.now_s <= 2.0 + hand.longest_s + 0.01

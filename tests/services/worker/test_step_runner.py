@@ -6,10 +6,7 @@ from services.worker.engine import Done, EngineState, Outcome, RefusedError
 from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
 from shared.columns import pack, unpack_list
-from shared.core.replica.events import Acked, NeedResync, SendPlan, Synced
-from shared.core.replica.replica import ReplicaCore
 from shared.core.worker.step import Finished, Load, Ran, Work
-from shared.policy import registry
 from shared.schemas import (
     BatchPlan,
     Body,
@@ -25,7 +22,6 @@ from shared.vocabulary import (
     Slot,
 )
 from tests import made
-from tests.shared.policy.views import Linear
 
 NOW, PROMPT = 1000.0, 40
 
@@ -150,14 +146,6 @@ def test_a_request_that_the_engine_does_not_take_fails_alone_with_its_words() ->
     assert sorted(worker.engine.loads) == [0, 2]
 
 
-def test_a_plan_of_refused_requests_alone_runs_nothing() -> None:
-    worker = Worker(Picky.REFUSED)
-    finished = worker.run((0, PROMPT))
-    assert worker.engine.ran == []
-    assert [over.why for over in finished.overs] == [FinishReason.INVALID]
-    assert worker.core.held == 0
-
-
 def test_a_request_that_the_engine_gives_up_ends_and_is_freed() -> None:
     worker = Worker(Picky.HOPELESS, 1)
     finished = worker.run((0, PROMPT), (1, PROMPT))
@@ -166,74 +154,3 @@ def test_a_request_that_the_engine_gives_up_ends_and_is_freed() -> None:
     ]
     worker.rest()
     assert sorted(worker.engine.loads) == [1]
-
-
-def test_what_a_prefix_cache_had_is_in_the_ack_and_in_the_books() -> None:
-    worker = Worker(Picky.CACHED, 1)
-    finished = worker.run((0, 8), (1, 8))
-    assert unpack_list(finished.ack.computed) == [PROMPT, 8]
-    assert unpack_list(finished.ack.cached) == [PROMPT - 8, 0]
-    assert unpack_list(finished.ack.emitted) == [1, 0]
-    assert worker.core.free_blocks == 64 - 3 - 1
-    assert (finished.ack.exec_s, finished.ack.outside_s) == (0.004, 0.001)
-
-
-def test_a_request_that_fails_behind_a_cached_prefix_costs_its_replica_no_resync() -> None:
-    """Its chunk of 8 computes all 40 tokens of its prompt, since 32 are in the cache."""
-    worker = Worker(Picky.FORMATTED)
-    planner = ReplicaCore(registry.make("fcfs", {"chunk_tokens": "8"}), Linear(), epoch=1)
-    announce = made.announce(
-        incarnation="i1",
-        at_unix_s=NOW,
-        engine="e",
-        profile="p",
-        kv_blocks=64,
-        context_tokens=256,
-        epoch=1,
-    )
-    core = worker.core
-    synced = Synced(announce, 1, core.next_seq, core.ack_seq, core.entries())
-    plan, *_ = (
-        action.plan
-        for action in planner.handle(synced, now_unix_s=NOW)
-        if isinstance(action, SendPlan)
-    )
-    finished = worker.obey(plan)
-    assert [over.message for over in finished.overs] == ["the format is too deep"]
-    actions = planner.handle(Acked(finished.ack), now_unix_s=NOW)
-    assert [action for action in actions if isinstance(action, NeedResync)] == []
-    planner.check()
-
-
-def test_what_was_drafted_for_a_request_that_fails_counts_as_drafted() -> None:
-    worker = Worker(Picky.SPECULATING)
-    worker.run((0, PROMPT))
-    finished = worker.run((0, 3), drafts=True)
-    assert [over.message for over in finished.overs] == ["the format is too deep"]
-    assert [(did.computed, did.drafted) for did in worker.ran.done] == [(2, 2)]
-    assert unpack_list(finished.ack.drafted) == [2]
-    (told,) = worker.core.draft_yields
-    assert (told.verifications, told.accepted) == (1, [1.0, 0.0])
-
-
-def test_what_requests_share_is_in_the_ack_and_in_the_books() -> None:
-    worker = Worker(1, 2)
-    for entries in ([(0, PROMPT), (1, PROMPT)], []):
-        worker.engine.shared = (3, 2) if entries else (2, 1)
-        finished = worker.run(*entries)
-        assert (
-            finished.ack.shared_blocks,
-            finished.ack.draft_shared_blocks,
-        ) == worker.engine.shared
-        assert (worker.core.shared_blocks, worker.core.draft_shared_blocks) == worker.engine.shared
-
-
-def test_a_preempted_request_stays_with_the_engine_and_is_computed_again_from_the_start() -> None:
-    worker = Worker(1)
-    worker.run((0, PROMPT))
-    worker.run((0, 1))
-    finished = worker.run((0, 64), preempted=[0])
-    assert worker.engine.preempted == [0]
-    assert len(worker.engine.loads) == 1
-    assert unpack_list(finished.ack.computed) == [PROMPT + 2]
-    assert unpack_list(finished.ack.emitted) == [1]

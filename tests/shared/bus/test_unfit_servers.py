@@ -152,21 +152,6 @@ async def let_in(url: str, user: User = ADMISSION) -> None:
         pass
 
 
-async def test_many_operators_may_make_the_streams_at_once_and_again(tmp_path: Path) -> None:
-    nats_server = NatsServer()
-    nats_server.start(tmp_path / "nats")
-
-    async def start(n: int) -> None:
-        async with connect(nats_server.url, f"service-{n}", store_timeout_s=WITHIN_S) as bus:
-            await bus.make_streams(["r0"])
-            await bus.requests.create(f"s.{n}", b"")
-
-    await asyncio.gather(*(start(n) for n in range(12)))
-    async with connect(nats_server.url, "later") as bus:
-        assert len(await bus.requests.scan("s.")) == 12
-    nats_server.stop()
-
-
 @pytest.mark.parametrize("broken", [b"", b"{}", None], ids=["empty", "other", "gone"])
 async def test_a_stream_with_a_broken_meta_inf_is_told_and_made_again_with_what_it_had(
     nats_server: NatsServer, tmp_path: Path, broken: bytes | None

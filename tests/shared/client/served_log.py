@@ -19,11 +19,13 @@ from shared.schemas import (
     Delta,
     End,
     GenerateRequest,
+    Likelihood,
     Received,
     Refused,
     Replay,
     Status,
     StreamEvent,
+    TokenLogprob,
     Verdict,
 )
 from shared.vocabulary import FinishReason, ServiceClass
@@ -33,6 +35,10 @@ from tests.simulated.bus import SimBus
 
 def verdict(tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Verdict:
     return made.verdict(finish_reason=reason, prompt_tokens=1, output_tokens=tokens)
+
+
+def likely(tokens: list[int]) -> list[TokenLogprob]:
+    return [TokenLogprob(Likelihood(token, b"", -0.1 * token)) for token in tokens]
 
 
 @dataclass
@@ -62,6 +68,7 @@ class Log:
                     tokens=tokens,
                     text=text,
                     text_offset=text_offset,
+                    logprobs=likely(tokens),
                     finish_reason=FinishReason.LENGTH if last else None,
                 )
             )
@@ -86,6 +93,7 @@ class Log:
             text=known.text[text_offset:],
             text_offset=text_offset,
             verdict=ended,
+            logprobs=likely(known.tokens[from_token:]),
         )
 
 
@@ -116,6 +124,7 @@ class Reader:
             assert self.ends == 0, "nothing comes after the end"
             if isinstance(event, Delta):
                 assert (event.offset, event.text_offset) == (len(self.tokens), len(self.text))
+                assert event.logprobs == likely(event.tokens)
                 self.tokens += event.tokens
                 self.text += event.text
             elif isinstance(event, End):

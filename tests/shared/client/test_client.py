@@ -14,7 +14,7 @@ from shared.schemas import (
     Status,
 )
 from shared.vocabulary import FinishReason
-from tests.shared.client.served_log import LOG, Log, Reader, Server, read
+from tests.shared.client.served_log import LOG, Log, Server, read
 from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.process import VirtualClock, virtual_loop
@@ -80,45 +80,6 @@ async def test_on_a_good_network_nothing_is_asked_of_the_log(
     assert server.attaches == 0
 
 
-async def test_a_second_client_with_the_same_id_sees_the_whole_answer_and_starts_nothing(
-    net: SimNet, server: Server, client: Client
-) -> None:
-    first = await client.submit(ASK, "chat")
-    await asyncio.sleep(0.3)
-    async with Client(net.connect("other"), VirtualClock(virtual_loop())) as other:
-        second = await other.submit(ASK, "chat")
-        third = await client.submit(ASK, "chat")
-        assert second.received is not None
-        assert second.received.attached
-        for handle in (first, second, third):
-            assert (await read(handle, LOG)).tokens == LOG.tokens
-    assert len(server.asked) == 1
-
-
-async def test_several_requests_are_read_together_by_one_wake(client: Client) -> None:
-    wake = asyncio.Event()
-    handles = [
-        await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat")
-        for i in range(3)
-    ]
-    for handle in handles:
-        handle.wake = wake
-    readers = [Reader(LOG) for _ in handles]
-    while not all(reader.ends for reader in readers):
-        took = [
-            (reader, event)
-            for reader, handle in zip(readers, handles, strict=True)
-            if (event := handle.take()) is not None
-        ]
-        for reader, event in took:
-            reader.show([event])
-        if not took:
-            wake.clear()
-            await wake.wait()
-    assert all(reader.tokens == LOG.tokens and reader.text == LOG.text for reader in readers)
-    assert [handle.take() for handle in handles] == [None] * 3
-
-
 async def test_what_went_wrong_is_raised_after_all_that_came_before_it(client: Client) -> None:
     handle = await client.submit(ASK, "chat")
     await asyncio.sleep(0.3)
@@ -155,15 +116,6 @@ async def test_a_cancel_that_is_lost_is_said_again(
     assert not server.cancelled
     net.faults = Faults()
     assert (await handle.wait()).finish_reason is FinishReason.CANCELLED
-
-
-async def test_a_refusal_reaches_the_caller_in_its_own_words(
-    server: Server, client: Client
-) -> None:
-    server.refuse = True
-    with pytest.raises(PeerError, match="no room") as refused:
-        await client.submit(ASK, "chat")
-    assert refused.value.code == "slow_down"
 
 
 async def refused_after_an_answer_was_lost(server: Server, client: Client) -> None:

@@ -13,9 +13,8 @@ from shared.columns import pack
 from shared.console import collector as limits
 from shared.console.collector import Collector
 from shared.console.picture import TierPicture
-from shared.console.slack import EDGES_S, classes
 from shared.rules.tiers import DEFAULT
-from shared.schemas import Ended, PoolDigest, PoolLane, RosterAnswer
+from shared.schemas import Ended, RosterAnswer
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.generated import fuzzed, seeds, valid
 from tests.shared.console.heard import (
@@ -104,24 +103,6 @@ def test_rates_are_over_the_time_that_the_replica_was_watched(
     assert (replica.busy, replica.tokens_s) == (0.0, 0.0)
 
 
-def test_a_replica_that_came_later_and_one_with_half_its_time_idle_have_their_own_rates() -> None:
-    collector = Collector(NOW - 60.0)
-    for name, exec_s in (("r1", 0.5), ("r2", 0.25)):
-        collector.hear_ack(ack(1, NOW, {0: (1, 1)}, name, exec_s=exec_s), NOW)
-        collector.hear_digest(digest(name), NOW)
-        collector.hear_ack(ack(2, NOW + 0.5, {0: (1, 1)}, name, exec_s=exec_s), NOW + 0.5)
-    r1, r2 = collector.picture(NOW + 0.5).replicas
-    # the first iteration is counted, so the watch goes back to its beginning
-    assert (r1.busy, r1.tokens_s) == (pytest.approx(1.0), pytest.approx(2 / 1.0))
-    assert (r2.busy, r2.tokens_s) == (pytest.approx(0.5 / 0.75), pytest.approx(2 / 0.75))
-
-
-def test_a_replica_that_was_heard_this_instant_has_no_rates() -> None:
-    collector = planned()
-    [replica] = collector.picture(NOW).replicas
-    assert (replica.busy, replica.tokens_s) == (0.0, 0.0)
-
-
 def test_a_picture_has_only_the_iterations_that_were_not_told_before() -> None:
     collector = planned()
     for seq in range(1, 6):
@@ -129,21 +110,6 @@ def test_a_picture_has_only_the_iterations_that_were_not_told_before() -> None:
     picture = collector.picture(NOW + 9, since=3)
     assert [i.n for i in picture.replicas[0].iterations] == [4, 5]
     assert collector.picture(NOW + 9, since=picture.newest).replicas[0].iterations == []
-
-
-def test_what_a_prefix_cache_had_is_not_counted_as_prefill() -> None:
-    collector = planned()
-    collector.hear_ack(ack(1, NOW, {0: (100, 0)}, cached=pack([64])), NOW)
-    assert collector.picture(NOW).replicas[0].iterations[0].prefill_tokens == 36
-
-
-def test_an_ack_that_comes_twice_counts_once() -> None:
-    collector = holding("acme.a")
-    twice = ack(2, NOW + 1, {0: (10, 1)})
-    collector.hear_ack(twice, NOW + 1)
-    collector.hear_ack(twice, NOW + 1)
-    [row] = collector.picture(NOW + 1).requests
-    assert row.generated_tokens == 1
 
 
 def test_slack_is_the_time_to_the_deadline_of_the_next_token() -> None:
@@ -210,17 +176,6 @@ def test_a_bound_on_the_last_token_is_slack_too_and_best_effort_has_none() -> No
     assert rows[RequestKey("a.late")].slack_s is None
     [replica] = collector.picture(NOW + 10).replicas
     assert sum(replica.slack) == 1  # the best-effort one is owed nothing
-
-
-def test_requests_with_the_least_slack_come_first_and_best_effort_ones_last() -> None:
-    collector = planned()
-    entries = [
-        entry(0, "a.best", service_class=ServiceClass.BEST_EFFORT, next_due_unix_s=NOW),
-        entry(1, "a.easy", next_due_unix_s=NOW + 9),
-        entry(2, "a.late", next_due_unix_s=NOW - 2),
-    ]
-    collector.hear_roster(R1, [], RosterAnswer(entries=entries), NOW)
-    assert [row.key for row in collector.picture(NOW).requests] == ["a.late", "a.easy", "a.best"]
 
 
 def test_attainment_counts_all_that_ended_and_those_refused_at_the_door() -> None:
@@ -302,19 +257,6 @@ def test_a_request_whose_end_was_not_heard_leaves_with_the_next_roster() -> None
     assert [row.key for row in collector.picture(NOW + 10).requests] == ["acme.b"]
 
 
-def test_a_new_life_of_a_worker_holds_nothing_of_the_one_before() -> None:
-    collector = holding("acme.a")
-    collector.hear_ack(ack(1, NOW + 1, incarnation="j"), NOW + 1)
-    assert collector.picture(NOW + 1).held == 0
-
-
-def test_the_pool_is_counted() -> None:
-    collector = Collector(NOW)
-    lane = PoolLane(tenant="a", importance=1.0, weight=1.0, requests=3, tokens=9)
-    collector.hear_pool(PoolDigest(tokens_s=1.0, lanes=[lane, lane]))
-    assert collector.picture(NOW).pool_requests == 6
-
-
 def test_it_stays_small_whatever_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HELD_LIMIT", 40), ("ENDED_LIMIT", 20), ("TIERS_LIMIT", 5)):
         monkeypatch.setattr(limits, name, value)
@@ -377,13 +319,6 @@ def test_columns_that_do_not_fit_say_nothing() -> None:
     collector = planned()
     collector.hear_ack(msgspec.structs.replace(ack(1, NOW, {0: (1, 1)}), computed=b"abc"), NOW)
     assert collector.picture(NOW).replicas[0].iterations == []
-
-
-def test_every_slack_has_one_class() -> None:
-    assert classes([-5.0, -0.05, 0.0, 0.02, 100.0, math.inf, math.nan]) == [
-        1, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 2,
-    ]  # fmt: skip
-    assert len(classes([])) == len(EDGES_S) + 1
 
 
 def test_a_replica_that_nobody_announced_answers_no_roster() -> None:

@@ -5,13 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import json
-from msgspec.structs import replace
 
 from shared.core.load_view import FORGET_S, STALE_S, LoadView
-from shared.core.replica.digest import digest_of
-from shared.core.replica.request_table import RequestTable
-from shared.perf import profile_file
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 from tests import made
@@ -128,47 +123,3 @@ def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
             )
             assert view.free_slots == max(0, 64 - len(since))
             assert math.isclose(view.backlog_s, 1e-4 * sum(p[1] for p in since), abs_tol=1e-12)
-
-
-@pytest.mark.parametrize(("block_tokens", "free_blocks"), [(16, 100 - 31), (32, 100 - 15)])
-def test_a_placement_takes_blocks_of_the_replicas_own_size(
-    block_tokens: int, free_blocks: int
-) -> None:
-    debits = LoadView()
-    debits.received(replace(digest(NOW), block_tokens=block_tokens), NOW)
-    debits.placed(R1, 500, NOW + 0.01)
-    assert debits.views(NOW + 0.02)[R1].kv_free_blocks == free_blocks
-
-
-def test_a_digest_of_a_planner_that_names_no_block_size_has_blocks_of_16_tokens() -> None:
-    older = json.decode(json.encode(digest(NOW)))
-    del older["block_tokens"]
-    assert json.decode(json.encode(older), type=Digest).block_tokens == 16
-
-
-def test_a_digest_names_the_block_size_of_its_replica() -> None:
-    announce = made.announce(
-        R1,
-        incarnation="1",
-        at_unix_s=NOW,
-        model="",
-        engine="",
-        profile="",
-        kv_blocks=9,
-        block_tokens=32,
-        context_tokens=100,
-        max_slots=1,
-    )
-    table = RequestTable(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)
-    profile = profile_file.read("a100-llama3-8b").profile()
-    published = digest_of(
-        announce,
-        table,
-        (),
-        profile,
-        planner="p",
-        now_unix_s=NOW,
-        free_slots=1,
-        best_effort_waiting=4,
-    )
-    assert (published.kv_free_blocks, published.block_tokens) == (9, 32)

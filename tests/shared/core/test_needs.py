@@ -104,15 +104,6 @@ def test_a_need_is_of_the_tokens_and_the_instant_when_the_iteration_begins(seed:
         now_s = ended_s + rng.choice([0.0, 0.003])
 
 
-def test_a_plan_that_states_no_length_asks_for_nothing() -> None:
-    pace = Pace(
-        tbt_s=TBT_S, last_due_unix_s=9.0, first_token_unix_s=0.0, generated_tokens=2,
-        max_tokens=99, best_effort=False,
-    )  # fmt: skip
-    assert needed_tokens(paces_of([pace] * 3), 5.0, 0.0).tolist() == [0.0, 0.0, 0.0]
-    assert needed_tokens(paces_of([pace]), 5.0, LASTS_S) > 40
-
-
 @given(st.integers(0, 1 << 32))
 def test_until_a_calm_ends_no_request_needs_drafts_whatever_it_makes(seed: int) -> None:
     rng = Random(seed)

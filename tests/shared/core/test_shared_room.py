@@ -35,15 +35,6 @@ def test_a_tenant_within_its_share_is_let_in_whatever_the_others_hold(
         assert held.total() <= LIMIT * (1 + 2 / 3 + 1 / 2)
 
 
-@given(st.integers(1, 100))
-def test_a_tenant_alone_has_all_of_the_room(limit: int) -> None:
-    shares = Shares(limit)
-    for _ in range(limit):
-        assert shares.fits("a", 3.0)
-        shares.take("a", 3.0)
-    assert not shares.fits("a", 3.0)
-
-
 def test_in_the_line_a_tenant_with_nothing_at_work_waits_for_nobody() -> None:
     line = Line[str](at_once=2)
     for n in range(5):

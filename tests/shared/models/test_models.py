@@ -10,33 +10,10 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.models import shipped as store
-from shared.text.detokenizer import ByteDetokenizer
-from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 TARGET, DRAFT = "slackline-5m", "slackline-draft"
-VOCABULARY = 2048
 BYTES = 15_000_000  # of both, as they are committed
-UNIFORM_NATS = 7.62  # ln 2048
-# In the manner of the texts, and in none of them.
-DIALOGUES = """\
-<|im_start|>user
-What is a kettle?<|im_end|>
-<|im_start|>assistant
-A kettle is a metal pot for heating water.<|im_end|>
-<|im_start|>user
-Use it in a sentence.<|im_end|>
-<|im_start|>assistant
-She put the kettle on the stove.<|im_end|>
-<|eos|><|im_start|>user
-What does slowly mean?<|im_end|>
-<|im_start|>assistant
-Slowly means without speed.<|im_end|>
-<|eos|>"""
-PROSE = """\
-The database file is locked while the transaction is being written. Other connections can still \
-read from the database, but they do not see the changes until the transaction commits. If the \
-application crashes, then the changes are rolled back the next time that the database is opened.
-"""
 QUESTIONS = """\
 What is a house?
 What does happy mean?
@@ -146,16 +123,6 @@ def test_both_have_the_very_same_tokenizer(file: str) -> None:
     assert (store.folder(TARGET) / file).read_bytes() == (store.folder(DRAFT) / file).read_bytes()
 
 
-def test_the_tokenizer_is_byte_level_with_the_marks_of_the_builtin_one() -> None:
-    tokenizer = Tokenizer.load(store.folder(TARGET))
-    assert isinstance(tokenizer.detokenizer(), ByteDetokenizer)
-    assert tokenizer.vocabulary == VOCABULARY
-    assert all(tokenizer.inner.token_to_id(mark) is not None for mark in BUILTIN_SPECIALS)
-    assert tokenizer.eos_token_ids == {
-        tokenizer.inner.token_to_id(mark) for mark in ("<|eos|>", "<|im_end|>")
-    }
-
-
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
         lambda text: "<|" not in text
@@ -187,29 +154,6 @@ def test_our_tokenizer_and_transformers_read_and_render_alike(name: str) -> None
     assert text == "<|im_start|>user\nWhat is a\n lantern? <|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(("name", "most_nats"), [(TARGET, 3.2), (DRAFT, 4.2)])
-def test_text_it_never_read_is_far_from_random_to_it(
-    name: str, most_nats: float, request: pytest.FixtureRequest
-) -> None:
-    model = request.getfixturevalue("target" if name == TARGET else "draft")
-    nats, tokens = 0.0, 0
-    for text in (DIALOGUES, PROSE):
-        ids = Tokenizer.load(store.folder(name)).encode(text)
-        nats -= sum(
-            float(row.log_softmax(-1)[token])
-            for row, token in zip(logits(model, ids[:1], ids[1:]), ids[1:], strict=True)
-        )
-        tokens += len(ids) - 1
-    assert nats / tokens < most_nats < UNIFORM_NATS
-
-
-def test_most_answers_end_by_themselves(target: Any) -> None:
-    end = Tokenizer.load(store.folder(TARGET)).inner.token_to_id("<|im_end|>")
-    answers = [answer(target, question, tokens=200, sampled=True) for question in QUESTIONS]
-    assert sum(end in tokens for _, tokens in answers) / len(answers) >= 0.75
-    assert sum(len(tokens) for _, tokens in answers) / len(answers) >= 8
-
-
 def test_the_draft_is_often_right(target: Any, draft: Any) -> None:
     """Its first token is the target's, greedily; and a token that it draws would be accepted: the
     mean of sum(min(p, q)) over the answers.
@@ -226,17 +170,3 @@ def test_the_draft_is_often_right(target: Any, draft: Any) -> None:
         drawn += [float(shared) for shared in p.minimum(q).sum(-1)]
     assert sum(right) / len(right) > 0.2
     assert sum(drawn) / len(drawn) > 0.2
-
-
-def test_every_model_has_a_card_with_what_must_be_said() -> None:
-    for name in store.names():
-        card = (store.folder(name) / "README.md").read_text()
-        for said in (
-            "wordnet-base",
-            "sqlite3-doc",
-            "Copyright 2006 by Princeton University",
-            "bits per byte",
-            "How it was trained",
-            "toy",
-        ):
-            assert said in card

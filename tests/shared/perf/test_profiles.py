@@ -22,7 +22,6 @@ from shared.perf.online import Corrected
 from shared.perf.profile_file import Form, load, names, read
 from shared.perf.shape import BatchShape
 from shared.perf.stratified import StratifiedLinear, Stratum
-from shared.perf.zero_load import tbt_s, ttft_s, zero_load
 
 SHIPPED = {
     "a100-llama3-8b",
@@ -182,21 +181,6 @@ def test_more_of_any_sum_never_takes_less_time(
     assert profile.batch_s(more) >= profile.batch_s(shape)
 
 
-@every_profile
-@given(shape=shapes(), tokens=st.integers(1, 2_000), cached=st.integers(0, 30_000))
-def test_a_further_chunk_or_decode_never_takes_less_time(
-    profile: Profile, shape: BatchShape, tokens: int, cached: int
-) -> None:
-    before_s = profile.batch_s(shape)
-    assert profile.batch_s(shape.with_chunk(tokens, cached)) >= before_s
-    assert (
-        profile.batch_s(
-            shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + cached)
-        )
-        >= before_s
-    )
-
-
 EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SOLA)]
 
 
@@ -340,26 +324,3 @@ def test_garbage_is_refused(garbage: bytes, tmp_path: Path) -> None:
     path.write_bytes(garbage)
     with pytest.raises(ConfigError, match=r"garbage\.json"):
         load(str(path))
-
-
-@given(prompt=st.integers(1, 5_000), output=st.integers(1, 400), chunk=st.integers(1, 3_000))
-def test_zero_load_times_are_those_of_the_iterations_one_by_one(
-    prompt: int, output: int, chunk: int
-) -> None:
-    profile = PROFILES["a100-llama3-8b"]
-    total_s, cached, emitted_s = 0.0, 0, []
-    while cached < prompt:
-        tokens = min(chunk, prompt - cached)
-        total_s += profile.batch_s(BatchShape().with_chunk(tokens, cached))
-        cached += tokens
-    emitted_s.append(total_s)
-    for _ in range(output - 1):
-        total_s += profile.batch_s(BatchShape(decodes=1, decode_context=cached))
-        cached += 1
-        emitted_s.append(total_s)
-    alone = zero_load(profile, prompt, output, chunk)
-    assert alone.ttft_s == ttft_s(profile, prompt, chunk) == pytest.approx(emitted_s[0])
-    assert alone.ttlt_s == pytest.approx(emitted_s[-1])
-    assert alone.tbt_s == tbt_s(profile, prompt, output)
-    if output > 1:
-        assert alone.tbt_s == pytest.approx((emitted_s[-1] - emitted_s[0]) / (output - 1))

@@ -22,8 +22,6 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.columns import Ints, pack
 from shared.core import announced
-from shared.core.replica.events import Acked, ReplicaAction, ReplicaEvent, SendPlan
-from shared.core.replica.replica import ReplicaCore
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, Draft, DraftCost
 from shared.policy import registry, sarathi
@@ -32,8 +30,6 @@ from shared.policy.speculation import draft_s
 from shared.rules.tiers import DEMO_3
 from shared.schemas import (
     Announce,
-    BatchPlan,
-    PlanAck,
     Selection,
 )
 from tests import made
@@ -115,16 +111,6 @@ def test_a_node_is_accepted_with_its_path_probability_and_the_first_draft_with_t
             )
 
 
-def test_a_chain_is_accepted_as_independent_tokens_are() -> None:
-    """[slos-serve] appendix D: Acc(s) = (1 - a^s) / (1 - a), the root included."""
-    entries = 40_000
-    seeds, made, *_ = columns(Random(6), entries)
-    drafted = Acceptance(0.7).draft(
-        seeds, made, np.full(entries, 4, np.int32), np.full(entries, 1, np.int32)
-    )
-    assert 1 + drafted.true.sum() / entries == pytest.approx((1 - 0.7**5) / 0.3, rel=0.01)
-
-
 @given(
     st.integers(0, 1 << 32),
     st.sampled_from([0.2, 0.7, 1.0]),  # the last: most extensions tie at probability 0
@@ -140,41 +126,6 @@ def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level
         assert found == beam_search(model, seeds[entry], int(made[entry]), deep, wide)
         assert [len(level) for level in found] == [wide] * deep
         assert all(sum(true for _, true in level) <= 1 for level in found)
-
-
-@given(st.integers(0, 1 << 32))
-def test_the_same_tree_grows_whatever_the_batch(seed: int) -> None:
-    """The tree grows alone, among others, and with others deeper and wider than itself."""
-    rng = Random(seed)
-    seeds, made, depth, width = columns(rng, 8)
-    together = Acceptance().draft(seeds, made, depth, width)
-    for entry in range(8):
-        one = slice(entry, entry + 1)
-        alone = tree(Acceptance().draft(seeds[one], made[one], depth[one], width[one]), 0)
-        assert alone == tree(together, entry)
-
-
-@given(st.integers(0, 1 << 32))
-def test_what_is_accepted_depends_on_the_position_and_not_on_how_it_was_reached(seed: int) -> None:
-    """Chains of any lengths, one after another, agree at every position on whether its first draft
-    is right.
-    """
-    rng, model, right = Random(seed), Acceptance(), dict[int, bool]()
-    one = np.array([rng.getrandbits(64)], dtype=np.uint64)
-    for _ in range(4):
-        made = 1
-        while made < 60:
-            depth = rng.randint(1, 6)
-            drafted = model.draft(
-                one,
-                np.array([made], np.int32),
-                np.array([depth], np.int32),
-                np.array([1], np.int32),
-            )
-            accepted = int(drafted.true.sum())
-            for n in range(min(accepted + 1, depth)):
-                assert right.setdefault(made + n, n < accepted) == (n < accepted)
-            made += accepted + 1
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, float("nan")])
@@ -297,93 +248,6 @@ def test_every_request_has_just_its_tokens_and_the_books_balance_also_where_kv_i
     assert result.mispredicted_entries == 0, "accepted drafts are progress, no surprise"
     assert 0 < result.accepted < result.drafted
     assert result.tokens == sum(r.output_tokens for r in requests)
-
-
-@pytest.mark.parametrize("probability", [0.5, 0.9])
-def test_alone_a_request_gains_what_the_acceptance_says_and_pays_for_the_draft(
-    probability: float, speculating: dict[str, dict[str, object]]
-) -> None:
-    requests = [PlannedRequest(n, 100.0 * n, 200, 1500, "batch", 1.0, "t", "") for n in range(2)]
-    plain, fast = run(requests, "fcfs"), run(requests, "chain", draft=0.05, acceptance=probability)
-    per_step = 1 + fast.accepted / fast.verifications
-    assert per_step == pytest.approx((1 - probability**4) / (1 - probability), rel=0.05)
-    assert plain.iterations / fast.iterations == pytest.approx(per_step, rel=0.02)
-    # verifying four costs little more than one
-    assert plain.busy_s / fast.busy_s == pytest.approx(per_step / (1 + 3 * 0.05), rel=0.06)
-    assert run(requests[:1], "chain", draft=0.0).iterations == 1500, "nothing to speculate with"
-
-
-def steps(times: Sequence[float]) -> list[int]:
-    """The number of tokens that came at each instant."""
-    return np.unique(np.asarray(times), return_counts=True)[1].tolist()  # type: ignore[no-any-return]
-
-
-@pytest.mark.usefixtures("speculating")
-def test_tokens_accepted_together_come_at_one_instant_and_the_same_whatever_else_runs() -> None:
-    """The request alone decides how many tokens come together at a position, while it speculates
-    alike.
-    """
-    alone = [PlannedRequest(n, 60.0 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
-    crowd = [PlannedRequest(n, 0.01 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
-    by_themselves, together = run(alone, "chain"), run(crowd, "chain", "live")
-    assert by_themselves.token_unix_s is not None
-    assert together.token_unix_s is not None
-    assert [steps(times) for times in by_themselves.token_unix_s] == [
-        steps(times) for times in together.token_unix_s
-    ]
-    assert {1, 2, 3, 4} == {n for times in together.token_unix_s for n in steps(times)}
-
-
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BatchPlan, PlanAck]]:
-    """Every plan with its ack."""
-    plans, pairs, handle = (
-        dict[int, BatchPlan](),
-        list[tuple[BatchPlan, PlanAck]](),
-        ReplicaCore.handle,
-    )
-
-    def seen(self: ReplicaCore, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
-        actions = handle(self, event, now_unix_s=now_unix_s)
-        plans.update(
-            (action.plan.seq, action.plan) for action in actions if isinstance(action, SendPlan)
-        )
-        if isinstance(event, Acked):
-            pairs.append((plans.pop(event.ack.plan_seq), event.ack))
-        return actions
-
-    monkeypatch.setattr(ReplicaCore, "handle", seen)
-    return pairs
-
-
-@pytest.mark.usefixtures("speculating")
-def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Chains, one plan at a time: their lengths are known, so the time of verification and drafting
-    is, down to the prefill of the draft's KV.
-    """
-    pairs = watched(monkeypatch)
-    run(drawn(2.0, 10.0, seed=3), "chain", leaps=False)
-    # An output is verified no further than to its end, which planners do not know.
-    sure = [
-        (plan, ack)
-        for plan, ack in pairs
-        if plan.selection is None or ack.drafted == plan.selection.depth
-    ]
-    assert sum(plan.selection is not None for plan, _ in sure) > 100
-    for plan, ack in sure:
-        assert ack.exec_s == pytest.approx(plan.predicted_s, rel=1e-9)
-
-
-@pytest.mark.usefixtures("speculating")
-def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None:
-    """Drafts beyond its end would ask for blocks that do not exist."""
-    requests = [PlannedRequest(0, 0.0, 600, 424, "batch", 1.0, "t", "")]
-    facts = ReplicaFacts(kv_blocks=64, context_tokens=1024, max_slots=24)
-    for latency in LATENCIES:
-        result = run(requests, "chain", latency, facts=facts, check_every=1)
-        assert result.tokens == 424
-        assert result.preempted == 0
 
 
 def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(

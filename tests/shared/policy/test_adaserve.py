@@ -2,7 +2,6 @@
 entries of an iteration, and the paper's experiments in small.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from loadgen.lab.papers.run import Run, execute, requests_of
+from loadgen.lab.papers.run import Run, execute
 from loadgen.load.workload import ADASERVE, Shape
 from loadgen.trials.figures import Figures
 from shared.errors import ConfigError
-from shared.perf import profile_file as store
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
@@ -28,7 +26,7 @@ from shared.policy.adaserve.tree import Bounds, balanced_tokens, least_depth, tr
 from shared.policy.need import Paces, needed_tokens
 from shared.policy.seam import Choice, Phase, Speculation, View
 from shared.rules.tiers import load_tiers
-from tests.shared.policy.views import BLOCK, Linear, Row, entries, rows, view, views
+from tests.shared.policy.views import BLOCK, Linear, Row, entries, view, views
 
 PAPER = Bounds(depth_max=8, depth_min=4, width_max=3, c1=0, c2=0)
 
@@ -94,17 +92,6 @@ def needs(row: Row, *, iteration_s: float = 0.05) -> float:
 # ---------------------------------------------------------------- what a request needs
 
 
-def test_a_request_needs_what_brings_its_mean_time_per_token_back_to_the_slo() -> None:
-    """A(r) = (l + t_spec) / TPOT - o (section 3): after 1 s and an iteration of 50 ms at 0.1 s a
-    token, 10.5 are due since the first.
-    """
-    assert needs(decoding(0, since_first_s=1.0, generated=11)) == pytest.approx(0.5)
-    assert needs(decoding(0, since_first_s=1.0, generated=8)) == pytest.approx(3.5)
-    assert needs(decoding(0, since_first_s=1.0, generated=21)) == 0, (
-        "a request that is ahead needs nothing"
-    )
-
-
 @given(st.integers(1, 640), st.integers(2, 200), st.integers(1, 64))
 def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
     spent: int, generated: int, took: int
@@ -118,41 +105,12 @@ def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
     assert mean_s == pytest.approx(0.1) if need > 0 else mean_s <= 0.1 + 1e-9
 
 
-def test_a_request_with_a_ttlt_alone_needs_its_tokens_spread_over_the_time_left() -> None:
-    row = decoding(0, since_first_s=1.0, generated=100, tbt_s=math.inf, ttlt_s=11.0, max_tokens=500)
-    assert needs(row) == pytest.approx(400 / 10 * 0.05)
-    late = decoding(
-        0, since_first_s=12.0, generated=100, tbt_s=math.inf, ttlt_s=11.0, max_tokens=500
-    )
-    assert needs(late) == 0, "nothing helps it any more"
-
-
-def test_a_request_without_a_slo_to_hold_needs_nothing() -> None:
-    assert needs(decoding(0, since_first_s=9.0, generated=2, tbt_s=math.inf)) == 0
-    assert needs(decoding(0, since_first_s=9.0, generated=2, best_effort=True)) == 0
-
-
 # ---------------------------------------------------------------- depth, width, budget
 
 
 def test_the_budget_is_the_ridge_of_a_roofline_and_where_tokens_cost_what_a_pass_does() -> None:
     assert balanced_tokens(Roofline()) == 150
     assert balanced_tokens(Linear()) == 125, "10 ms, and 80 us a token"
-
-
-@pytest.mark.parametrize("name", store.names())
-def test_every_profile_has_a_budget_of_dozens_or_hundreds_of_tokens(name: str) -> None:
-    assert 32 < balanced_tokens(store.load(name)) < 1000
-
-
-@pytest.mark.parametrize(
-    ("requests", "depth", "width"),
-    [(1, 8, 3), (16, 8, 3), (20, 6, 3), (25, 5, 3), (40, 4, 3), (75, 4, 2), (149, 4, 1)],
-)
-def test_more_requests_draft_less_deep_and_less_wide(requests: int, depth: int, width: int) -> None:
-    """Eq. 8 and 9 with B1 = B2 = 150, D between 4 and 8, W at most 3."""
-    grown = tree(requests, 150, 150, PAPER)
-    assert grown is not None and (grown.depth, grown.width) == (depth, width)
 
 
 def test_the_least_depth_is_what_the_budget_allows_when_as_many_requests_decode_as_may() -> None:
@@ -180,21 +138,6 @@ def test_nobody_drafts_where_the_newest_tokens_alone_fill_the_budget() -> None:
 # ---------------------------------------------------------------- an iteration
 
 
-def test_all_decodes_draft_and_their_needs_travel_with_them() -> None:
-    behind, ahead = (
-        decoding(0, since_first_s=1.0, generated=5),
-        decoding(1, since_first_s=1.0, generated=30),
-    )
-    choice = planned(seen_with([behind, ahead]))
-    speculation = speculated(choice)
-    assert entries(choice) == {0: 25, 1: 25}, "the root and a tree of 8 by 3"
-    assert speculation.depth.tolist() == [8, 8] and speculation.width.tolist() == [3, 3]
-    assert speculation.budget_tokens == 150
-    # Eight steps of the draft at 1.5 ms, what it lacks of both contexts in the first, and a pass
-    # within the memory's 30 ms.
-    assert speculation.lasts_s == pytest.approx(0.05 * 0.0002 * 322 + 7 * 0.0015 + 0.030)
-
-
 @pytest.mark.parametrize(("longest", "depth"), [(5, 5), (12, 8)])
 def test_an_engine_that_verifies_chains_alone_gets_chains_no_deeper_than_it_drafts(
     longest: int, depth: int
@@ -211,28 +154,6 @@ def test_an_engine_that_verifies_chains_alone_gets_chains_no_deeper_than_it_draf
     assert speculated(planned(seen, adaserve(depth_min=8))).depth.tolist() == [depth, depth]
 
 
-def test_without_a_draft_model_it_decodes_and_prefills_all_the_same() -> None:
-    choice = planned(
-        view(
-            [
-                decoding(0, since_first_s=1.0, generated=5),
-                Row(slot=1, target=100),
-                Row(slot=2, target=2000),
-            ]
-        )
-    )
-    assert choice.speculation is None
-    assert entries(choice) == {0: 1, 1: 100, 2: 923}, "1,024 tokens in all"
-
-
-def test_prompts_share_the_pass_that_verifies_in_order_of_arrival() -> None:
-    late, early = Row(slot=1, target=2000, arrived_s=-1.0), Row(slot=2, target=900, arrived_s=-2.0)
-    choice = planned(seen_with([decoding(0, since_first_s=1.0, generated=5), late, early]))
-    assert entries(choice) == {0: 25, 2: 900, 1: 99}
-    speculation = speculated(choice)
-    assert speculation.depth.tolist() == [8, 0, 0], "prompts do not draft"
-
-
 def test_no_request_drafts_beyond_its_last_token() -> None:
     """A pass adds a token of its own to the accepted drafts."""
     almost = [
@@ -245,14 +166,6 @@ def test_no_request_drafts_beyond_its_last_token() -> None:
     assert speculated(choice).budget_tokens == 149, (
         "the one that does not draft takes its token from the budget"
     )
-
-
-def test_no_more_begin_than_may_run_at_once() -> None:
-    running = [decoding(slot, since_first_s=1.0, generated=5) for slot in range(2)]
-    begun = Row(slot=2, phase=Phase.PREFILL, target=500, computed=400, arrived_s=-1.0)
-    waiting = [Row(slot=3 + n, target=50, arrived_s=-0.5 + n / 64) for n in range(3)]
-    choice = planned(seen_with([*running, begun, *waiting]), adaserve(max_requests=4))
-    assert set(entries(choice)) == {0, 1, 2, 3}
 
 
 def blocks_taken(seen: View, choice: Choice) -> int:
@@ -285,21 +198,6 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
     assert sum(cap for slot, cap in of.items() if slot not in plain) + verified <= 1024
     freed = sum(int(seen.kv_held_blocks[seen.slot == slot][0]) for slot in choice.preempt)
     assert blocks_taken(seen, choice) <= seen.kv_free_blocks + freed
-
-
-@given(rows())
-def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not(
-    made: list[Row],
-) -> None:
-    """The free KV is exactly what the decodes need; a tree for each would need more."""
-    decodes = view([row for row in made if row.phase == Phase.DECODE])
-    plain = planned(decodes)
-    seen = replace(
-        decodes, kv_free_blocks=blocks_taken(decodes, plain), draft=draft_of(Linear(), 0.05)
-    )
-    choice = planned(seen)
-    assert list(entries(choice)) == list(entries(plain)) and not choice.preempt
-    assert blocks_taken(seen, choice) == seen.kv_free_blocks
 
 
 # ---------------------------------------------------------------- what it is asked
@@ -364,38 +262,6 @@ def test_more_requests_keep_their_pace_than_with_plain_decodes_or_drafts_alike_f
     )
     assert ours.violated * 2 < min(sarathi.violated, alike.violated)
     assert ours.by_tier["coding"].violated_fraction < alike.by_tier["coding"].violated_fraction
-
-
-def test_the_heavier_the_load_the_less_a_request_drafts() -> None:
-    """Figure 12: speculation is bold while there is room."""
-    light, heavy = served("adaserve", rate_rps=1.0), served("adaserve")
-    assert light.drafted / light.verifications > 2 * heavy.drafted / heavy.verifications
-    assert light.accepted / light.verifications > heavy.accepted / heavy.verifications
-
-
-def test_without_a_draft_model_all_are_served_at_the_pace_of_plain_decodes() -> None:
-    assert served("adaserve", rate_rps=1.0, draft=0.0).verifications == 0
-
-
-def test_control_that_takes_time_costs_little() -> None:
-    """Depth, width and budget are fixed a plan ahead; needs are not."""
-    assert (
-        served("adaserve", latency="live").violated_fraction
-        < served("adaserve").violated_fraction + 0.1
-    )
-
-
-def test_each_tier_may_come_in_its_own_time() -> None:
-    """Figure 13: an experiment whose categories peak one after the other."""
-    given = structs.replace(TRACE, bursts="coding=30:0,30:2;chat=30:1,30:0")
-    requests = requests_of(given)
-    assert [request.number for request in requests] == list(range(len(requests)))
-    assert [request.arrival_s for request in requests] == sorted(
-        request.arrival_s for request in requests
-    )
-    assert {request.tier for request in requests if request.arrival_s < 30} == {"chat"}
-    assert {request.tier for request in requests if request.arrival_s >= 30} == {"coding"}
-    assert 80 < sum(request.tier == "coding" for request in requests) < 160
 
 
 @pytest.mark.parametrize(

@@ -277,12 +277,6 @@ def test_unknown_names_and_settings_are_refused_with_what_there_is() -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_makes_the_policy_of_that_name(name: str) -> None:
-    assert registry.make(name).name == name
-    assert registry.make(name) is not registry.make(name)
-
-
 @pytest.mark.parametrize("name", ["vllm", "fcfs", "edf", "sjf", "srpf"])
 @given(seen=views)
 def test_drop_late_drops_those_that_wait_past_their_deadline_and_nobody_else(

@@ -2,18 +2,16 @@
 lengths.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
-from shared.policy.lengths import PRIOR_TOKENS, OutputLengths
+from shared.policy.lengths import OutputLengths
 from shared.policy.qoserve import QoServe, Queue, Settings
 from shared.policy.seam import Ended, Observation, Phase, View
 from tests.shared.policy.views import (
@@ -69,33 +67,6 @@ def test_predicted_time_times_safety_fits_the_smallest_slack(
     assert shape.prefill_tokens <= 2500
 
 
-@given(made=rows())
-def test_slack_is_never_above_what_any_standard_decode_still_in_time_has(made: list[Row]) -> None:
-    seen, policy = view(made), qoserve()
-    slack_s = policy.slack_s(seen, chunk.decoding(seen))
-    for r in made:
-        if r.phase == Phase.DECODE and not r.best_effort and 0 <= r.due_s < math.inf:
-            assert slack_s <= r.due_s + 1e-9
-
-
-def test_banked_slack_makes_chunks_large_and_its_end_makes_them_small() -> None:
-    waiting = [summary(1, target=6000)]
-    sizes = [
-        prefill_tokens(
-            view([decode(interactive(0, next_due_s=due), generated=5), *waiting]), qoserve()
-        )
-        for due in (2.0, 0.1, 0.05, 0.01)
-    ]
-    assert sizes[0] == 2500
-    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 0
-
-
-def test_without_standard_decodes_the_chunk_is_the_largest() -> None:
-    assert prefill_tokens(view([summary(1, target=6000)]), qoserve()) == 2500
-    best = decode(interactive(0, best_effort=True, next_due_s=-5.0))
-    assert prefill_tokens(view([best, summary(1, target=6000)]), qoserve()) == 2500
-
-
 def test_non_interactive_decodes_ask_for_their_share_of_the_time_left() -> None:
     policy = after(105, qoserve())
     relaxed_one = decode(summary(0))  # 600 s for 100 tokens more
@@ -103,32 +74,6 @@ def test_non_interactive_decodes_ask_for_their_share_of_the_time_left() -> None:
     for row, slack_s in ((relaxed_one, 0.4), (tight, 0.1)):
         seen = view([row])
         assert policy.slack_s(seen, chunk.decoding(seen)) == pytest.approx(slack_s)
-
-
-def test_a_token_already_late_does_not_stop_all_prefill() -> None:
-    waiting = summary(1, target=6000)
-    paced = decode(interactive(0, next_due_s=-3.0))
-    hopeless = decode(interactive(0, next_due_s=-3.0, tbt_s=0.001))
-    assert 0 < prefill_tokens(view([paced, waiting]), qoserve()) < 500
-    assert prefill_tokens(view([hopeless, waiting]), qoserve()) == 2500
-
-
-def test_outputs_that_vary_widely_do_not_hold_the_chunks_down() -> None:
-    """The mean paces a TTLT; mean + 2 sigma, which is for the priority, would here ask for 50 ms a
-    token.
-    """
-    policy = qoserve()
-    ended = [
-        Ended("a", 10, 5000, outputs) for outputs in (20, 20, 20, 20, 20, 20, 20, 20, 20, 1820)
-    ]
-    policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, ended))
-    assert (
-        prefill_tokens(
-            view([decode(summary(0, max_tokens=2000, ttlt_s=60.0)), summary(1, target=6000)]),
-            policy,
-        )
-        == 2500
-    )
 
 
 def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> None:
@@ -160,26 +105,6 @@ def test_example_of_section_3_5() -> None:
 # ---------------------------------------------------------------- hybrid priority (Eq. 4 and 5)
 
 
-@given(made=rows())
-def test_key_is_edf_at_alpha_0_and_shortest_first_at_a_large_one(made: list[Row]) -> None:
-    made = [
-        r
-        for r in made
-        if r.phase != Phase.DECODE and (r.ttft_s < math.inf) != (r.ttlt_s < math.inf)
-    ]
-    queue = Queue(view(made), OutputLengths(), 8000.0, 0.0)
-    due = np.array([NOW + min(r.due_s, r.arrived_s + r.ttlt_s) for r in made])
-    assert np.array_equal(queue.key(0.0), due)
-    work = np.array(
-        [
-            r.target - r.computed + (min(PRIOR_TOKENS, r.max_tokens) if r.ttlt_s < math.inf else 0)
-            for r in made
-        ]
-    )
-    by_key = np.argsort(queue.key(1e4), kind="stable")
-    assert np.array_equal(work[by_key], np.sort(work))
-
-
 def test_alpha_follows_the_load_from_one_to_eight_milliseconds() -> None:
     policy = qoserve()
     assert [policy.alpha_s(load) for load in (0.0, 0.25, 0.5, 0.75, 9.0)] == pytest.approx(
@@ -192,14 +117,6 @@ def test_load_is_the_backlog_against_the_time_there_is() -> None:
     queue = Queue(view(made), OutputLengths(), 8000.0, 0.0)
     assert queue.load(NOW, queue.standard) == pytest.approx(0.5)  # 3 s of prefill, 6 s to do it in
     assert queue.load(NOW, ~queue.standard) == 0.0
-
-
-def test_only_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner() -> None:
-    pair = [interactive(0, target=2400, arrived_s=-2.5), interactive(1, target=100, arrived_s=0.0)]
-    crowd = [interactive(i, target=5000) for i in range(2, 12)]
-    assert prefill_order(qoserve(eager_relegation=False, alpha_high_s=0.1), pair)[0] == 0
-    assert prefill_order(qoserve(eager_relegation=False, alpha_high_s=0.1), pair + crowd)[0] == 1
-    assert prefill_order(qoserve(eager_relegation=False, hybrid=False), pair + crowd)[0] == 0
 
 
 # ---------------------------------------------------------------- relegation
@@ -236,23 +153,6 @@ def test_what_prefill_alone_would_make_late_is_relegated_before_it_is_late() -> 
     assert list(entries(choice)) == [1]
 
 
-def test_relegated_requests_run_when_nothing_else_waits_and_the_important_first() -> None:
-    best = [
-        Row(slot=i, target=400, best_effort=True, importance=float(i), arrived_s=-i)
-        for i in range(3)
-    ]
-    late = interactive(7, phase=Phase.PREFILL, computed=16, next_due_s=-1.0)
-    (choice,) = qoserve().plan(view([*best, late]))
-    assert list(choice.relegate) == [7]
-    assert list(entries(choice)) == [2, 7, 1, 0]  # 7 and 1 weigh the same, but 1 has no deadline
-
-
-def test_planning_ends_when_every_waiting_request_is_late() -> None:
-    (choice,) = qoserve().plan(view([interactive(i, next_due_s=-1.0) for i in range(5)]))
-    assert sorted(choice.relegate) == [0, 1, 2, 3, 4]
-    assert entries(choice) == {}
-
-
 def test_the_less_important_go_first_and_only_as_many_as_rescue_the_important() -> None:
     policy = qoserve(hybrid=False)
     # 10,000 tokens/s: each of these takes 0.5 s
@@ -272,13 +172,6 @@ def test_nobody_is_given_up_for_one_who_would_be_late_all_the_same() -> None:
     free = interactive(0, target=500, next_due_s=1.0, importance=0.5)
     paid = [interactive(i, target=9000, next_due_s=1.0 + i / 64, importance=1.0) for i in (1, 2)]
     assert list(policy.plan(view([free, *paid]))[0].relegate) == []
-
-
-def test_without_eager_relegation_nobody_is_relegated() -> None:
-    made = [interactive(i, next_due_s=-1.0) for i in range(5)]
-    (choice,) = qoserve(eager_relegation=False).plan(view(made))
-    assert list(choice.relegate) == []
-    assert len(entries(choice)) == 5
 
 
 # ---------------------------------------------------------------- selective preemption, switches
@@ -305,17 +198,6 @@ def test_all_switches_off_is_edf() -> None:
 
 
 # ---------------------------------------------------------------- what is learned
-
-
-@given(outputs=st.lists(st.integers(1, 5000), min_size=10, max_size=60))
-def test_output_lengths_are_mean_and_two_deviations(outputs: list[int]) -> None:
-    lengths = OutputLengths()
-    for tokens in outputs:
-        lengths.observe(Ended("a", 10, 5000, tokens))
-    assert lengths.upper(["a", "b"]) == pytest.approx(
-        [np.mean(outputs) + 2 * np.std(outputs, ddof=1), PRIOR_TOKENS]
-    )
-    assert lengths.mean(["a", "b"]) == pytest.approx([np.mean(outputs), 0.0])
 
 
 def test_history_makes_the_application_with_long_outputs_wait_for_the_short_one() -> None:

@@ -5,7 +5,7 @@ Algorithm 2).
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, islice
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shared.columns import Ints, pack
 from shared.errors import PeerError
 from shared.perf.draft import Draft
-from shared.perf.shape import BatchShape
 from shared.policy.need import Needs
 from shared.policy.speculation import METHODS, Candidates, depths_of, draft_s, select
 from shared.schemas import Selection
@@ -124,80 +123,6 @@ def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: 
     assert len(taken) + roots <= max(given.selection.budget_tokens, roots), "over the budget"
 
 
-@st.composite
-def small(draw: st.DrawFn) -> Drafted:
-    """Trees of at most ten nodes, so that every set of them can be tried; probabilities in eighths,
-    so that their sums are exact.
-    """
-    entries = draw(st.integers(1, 3))
-    entry, parent, path, depth, needed = (
-        list[int](),
-        list[int](),
-        list[float](),
-        list[int](),
-        list[float](),
-    )
-    at = list[tuple[int, int, int]]()
-    for e in range(entries):
-        mine: list[tuple[int, int, float]] = [(-1, 0, 1.0)]  # node, level, path
-        for _ in range(draw(st.integers(1, 10 // entries))):
-            above, level, so_far = draw(st.sampled_from([node for node in mine if node[1] < 3]))
-            at.append((len(mine) - 1, e, 0))
-            mine.append((len(entry), level + 1, so_far * draw(st.integers(1, 7)) / 8))
-            entry.append(e)
-            parent.append(above)
-            path.append(mine[-1][2])
-        depth.append(max(level for _, level, _ in mine))
-        needed.append(draw(st.integers(0, 40)) / 16)
-    selection = Selection(
-        method="slo_then_throughput",
-        depth=pack(depth),
-        width=pack([9] * entries),
-        budget_tokens=draw(st.integers(entries, entries + len(entry))),
-        needed_limit_tokens=99,
-    )
-    caps = np.array([draw(st.integers(1, 9)) for _ in range(entries)], dtype=np.int32)
-    return Drafted.of(selection, caps, entry, parent, path, needed, depth, at)
-
-
-def meets_every_need(given: Drafted, nodes: tuple[int, ...]) -> bool:
-    entry, path = given.entry, given.path
-    expected = [
-        1.0 + sum(path[node] for node in nodes if entry[node] == e) for e in range(len(given.caps))
-    ]
-    return all(
-        have >= min(need, depth + 1)
-        for have, need, depth in zip(expected, given.needed, given.depth, strict=True)
-    )
-
-
-@given(small())
-def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_better(
-    given: Drafted,
-) -> None:
-    """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does,
-    too, and has the most expected tokens.
-    """
-    entry, path, total = given.entry, given.path, len(given.entry)
-    room = given.selection.budget_tokens - len(given.caps)
-
-    def within_caps(nodes: tuple[int, ...]) -> bool:
-        return all(
-            sum(entry[node] == e for node in nodes) <= cap - 1 for e, cap in enumerate(given.caps)
-        )
-
-    every = chain.from_iterable(
-        combinations(range(total), size) for size in range(min(total, room) + 1)
-    )
-    feasible = (nodes for nodes in every if within_caps(nodes) and meets_every_need(given, nodes))
-    best = max((sum(path[node] for node in nodes) for nodes in feasible), default=None)
-    chosen = tuple(np.flatnonzero(given.selected()).tolist())
-    assert len(chosen) <= room and within_caps(chosen)
-    if best is not None:
-        assert meets_every_need(given, chosen)
-        assert sum(path[node] for node in chosen) == best
-
-
 @given(drafted(), st.sampled_from([0, 1, 4, None]))
 def test_needs_come_first_then_the_likeliest_and_ties_level_by_level(
     given: Drafted, different: int | None
@@ -228,14 +153,6 @@ def test_needs_come_first_then_the_likeliest_and_ties_level_by_level(
     others = (node for node in likeliest if node not in taken and node in own[given.entry[node]])
     taken.update(islice(others, budget - len(taken)))
     assert set(np.flatnonzero(given.selected()).tolist()) == taken
-
-
-def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
-    at = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0)]
-    selection = Selection(method="chain", depth=pack([2, 5]), width=pack([1, 1]), budget_tokens=99)
-    caps = np.array([9, 2], dtype=np.int32)
-    chosen = select(selection, caps, as_needs([9.0, 0.0]), grid(at, [0.5] * 5, [2, 5]))
-    assert [bool(chosen[node]) for node in at] == [True, True, False, True, False]
 
 
 # ---------------------------------------------------------------- chains before drafting
@@ -313,16 +230,6 @@ def test_drafting_costs_the_lacking_positions_then_a_step_for_each_level() -> No
     total_s = drafting_s(draft, *columns)
     assert total_s > drafting_s(draft, *(column[1:] for column in columns)) > 0
     assert drafting_s(draft, *(column[:0] for column in columns)) == 0.0
-
-
-def test_a_prompt_is_charged_by_what_is_read_and_the_steps_are_not() -> None:
-    """An entry of depth 3 that drafts for the first time, on a context of 400 tokens."""
-    columns = [np.array([n], dtype=np.int32) for n in (3, 1, 400, 400)]
-    steps_s = 2 * 0.1 * Linear().batch_s(BatchShape(decodes=1, decode_context=400))
-    one_s, prompt_s = (Linear().batch_s(BatchShape(n, 1, n * n)) for n in (1, 400))
-    assert drafting_s(Draft(Linear(), 0.1, 0.02), *columns) == pytest.approx(
-        steps_s + 0.1 * one_s + 0.02 * (prompt_s - one_s), rel=0.01
-    )
 
 
 def drafting_s(draft: Draft, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:

@@ -8,15 +8,11 @@ from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from loadgen.cli.main import main
-from shared.perf.shape import BatchShape
 from shared.policy import registry
-from shared.policy.seam import Observation, Phase
 from tests.shared.policy import test_policies as every_policy
-from tests.shared.policy.views import Row, decode, entries, interactive, view
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-a-policy.md"
 
@@ -50,30 +46,10 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         every_policy.test_best_effort_prefills_go_last_and_run_when_nothing_else_waits,
         every_policy.test_a_planned_view_is_planned_alike_again,
         every_policy.test_what_fits_the_context_and_the_kv_is_accepted,
-        every_policy.test_every_name_makes_the_policy_of_that_name,
     ],
 )
 def test_the_example_has_the_properties_of_every_policy(holds: Callable[..., None]) -> None:
     holds(name="llf")
-
-
-def test_the_least_slack_goes_first_once_the_pace_of_prefill_is_known() -> None:
-    policy = registry.make("llf", {"chunk_tokens": "5000"})
-    seen = view(
-        [
-            interactive(1, target=200),
-            Row(slot=2, target=3000, ttft_s=6.1),
-            decode(interactive(3)),
-        ]
-    )
-    (choice,) = policy.plan(seen)
-    assert list(entries(choice)) == [3, 1, 2]  # by deadline: nothing is known
-    shape = BatchShape(prefill_tokens=1000)
-    for _ in range(100):
-        policy.observe(Observation(seen.start_unix_s, shape, predicted_s=0.1, exec_s=0.1))
-    (choice,) = policy.plan(seen)
-    assert list(entries(choice)) == [3, 2, 1]
-    assert np.count_nonzero(seen.phase == Phase.DECODE) == 1
 
 
 def test_the_example_runs_beside_fcfs_and_holds_more_slos(

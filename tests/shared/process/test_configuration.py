@@ -48,16 +48,6 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(tmp_p
     ) == PlannerConfig(token_budget=128, drain_s=9.0)
 
 
-def test_what_the_fleet_shares_reaches_every_section_and_a_section_may_differ(
-    tmp_path: Path,
-) -> None:
-    env = toml(tmp_path, "url = 'nats://a:1'\n[planner]\ndrain_s = 1.0\n")
-    assert load(PlannerConfig, "planner", env).url == "nats://a:1"
-    assert load(PlannerConfig, "planner", env | {"SLACKLINE_URL": "nats://b:2"}).url == "nats://b:2"
-    both = env | {"SLACKLINE_URL": "nats://b:2", "SLACKLINE_PLANNER_URL": "nats://c:3"}
-    assert load(PlannerConfig, "planner", both).url == "nats://c:3"
-
-
 def test_an_empty_url_in_the_environment_counts_as_unset(tmp_path: Path) -> None:
     empty = {"SLACKLINE_URL": "", "SLACKLINE_PLANNER_URL": ""}
     assert load(PlannerConfig, "planner", empty).url == "nats://127.0.0.1:4222"
@@ -126,15 +116,6 @@ def test_a_missing_file_is_an_error_that_names_it() -> None:
 def test_a_required_setting_that_is_missing_says_where_to_set_it() -> None:
     with pytest.raises(ConfigError, match="SLACKLINE_WORKER_REPLICA"):
         load(WorkerConfig, "worker", {})
-
-
-def test_a_struct_may_check_its_fields_together() -> None:
-    with pytest.raises(ConfigError, match="low_s must not exceed high_s"):
-        load(
-            WorkerConfig,
-            "worker",
-            {"SLACKLINE_WORKER_REPLICA": "r1", "SLACKLINE_WORKER_LOW_S": "3"},
-        )
 
 
 def test_passwords_do_not_reach_the_log() -> None:

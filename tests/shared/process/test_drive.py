@@ -7,23 +7,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 import pytest
 from structlog.testing import capture_logs
 
-from shared.core.admission.admission import AdmissionCore, Opened
-from shared.core.relegation.relegation import Queued, RelegationCore
-from shared.core.replica.events import Synced
-from shared.core.replica.replica import ReplicaCore
 from shared.core.tick import Tick
-from shared.perf import profile_file as profiles
-from shared.policy import registry
-from shared.process.audit import BUSY_S, IDLE_S, Audit
+from shared.process.audit import IDLE_S, Audit
 from shared.process.drive import TURNS_TO_SOCKET, Inbox, drive
-from shared.schemas import Record
-from shared.vocabulary import RequestKey, ServiceClass, Slo
-from tests import made
 from tests.simulated.process import VirtualClock
 from tests.simulated.virtual_loop import run_virtual, virtual
 
@@ -92,44 +82,6 @@ def at(seconds: float, what: Callable[..., object], *args: object) -> None:
 # ---------------------------------------------------------------- events and Ticks
 
 
-def test_events_are_handled_in_the_order_in_which_they_came():
-    def play(diary: Diary, inbox: Inbox[object]) -> None:
-        for n in range(50):
-            at(n // 10 * STEP, inbox.offer if n % 3 else inbox.put, n)
-
-    diary = run(play)
-    assert diary.fed == [(T0 + n // 10 * STEP, n) for n in range(50)]
-
-
-def test_a_tick_comes_exactly_when_the_core_wants_it():
-    def play(diary: Diary, inbox: Inbox[object]) -> None:
-        diary.wakes = [T0 + 3 * STEP, T0 + 5 * STEP]
-        at(STEP, inbox.offer, "before")
-        at(4 * STEP, inbox.offer, "between")
-
-    ticks = [(T0 + 3 * STEP, Tick()), (T0 + 5 * STEP, Tick())]
-    assert run(play).fed == sorted(
-        [(T0 + STEP, "before"), *ticks, (T0 + 4 * STEP, "between")], key=lambda row: row[0]
-    )
-
-
-def test_a_timer_that_is_due_already_fires_at_once():
-    def play(diary: Diary, inbox: Inbox[object]) -> None:
-        diary.wakes = [T0 - 1.0]
-
-    assert run(play).fed == [(T0, Tick())]
-
-
-def test_an_event_that_waits_goes_before_a_timer_that_is_due():
-    """Every event fires the core's timers, so the Tick that would follow has nothing to do."""
-
-    def play(diary: Diary, inbox: Inbox[object]) -> None:
-        diary.wakes = [T0 - 1.0]
-        inbox.offer("first")
-
-    assert run(play).fed == [(T0, "first")]
-
-
 @virtual(start_s=T0)
 async def test_a_wake_up_that_the_core_moves_forward_or_takes_back_is_followed():
     class Moves(Diary):
@@ -149,18 +101,6 @@ async def test_a_wake_up_that_the_core_moves_forward_or_takes_back_is_followed()
         (2 * STEP, "Tick"),
         (3 * STEP, "list"),
     ]
-
-
-@virtual(start_s=T0)
-async def test_a_loop_whose_timers_come_early_gets_no_tick_before_its_time():
-    """uvloop counts in milliseconds, from the beginning of the loop's turn."""
-    diary, inbox = Diary(PlainClock(), wakes=[T0 + 4 * STEP]), Inbox[object](9)
-    for n in range(8):
-        at(n * STEP, inbox._wake)
-    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-    await asyncio.sleep(9.0)
-    driver.cancel()
-    assert diary.fed == [(T0 + 4 * STEP, Tick())]
 
 
 @virtual(start_s=T0)
@@ -193,23 +133,6 @@ async def test_work_that_the_core_puts_off_waits_until_what_it_sent_has_left():
     assert second - first == TURNS_TO_SOCKET
 
 
-@virtual(start_s=T0)
-async def test_the_actions_of_one_event_are_performed_before_the_next_is_handled():
-    diary, inbox, order = Diary(PlainClock()), Inbox[object](9), []
-
-    async def slow(action: object) -> None:
-        await asyncio.sleep(1.0)
-        order.append(action)
-        order.append([event for _, event in diary.fed])
-
-    inbox.offer(1)
-    inbox.offer(2)
-    driver = asyncio.create_task(drive(diary, inbox, slow, diary.clock, name="t"))
-    await asyncio.sleep(5.0)
-    driver.cancel()
-    assert order == [("did", 1), [1], ("did", 2), [1, 2]]
-
-
 # ---------------------------------------------------------------- the inbox
 
 
@@ -236,18 +159,6 @@ def test_a_join_takes_what_follows_and_nothing_overtakes():
     assert [inbox.take() for _ in range(6)] == ["ab", 1, "c", 2, 3, "de"]
 
 
-def test_a_failure_goes_before_all_that_waits():
-    def play(diary: Diary, inbox: Inbox[object]) -> None:
-        at(STEP, inbox.offer, "in time")
-        at(2 * STEP, lambda: [inbox.offer("too late"), inbox.fail(LookupError("stale"))])
-        diaries.append(diary)
-
-    diaries: list[Diary] = []
-    with pytest.raises(LookupError, match="stale"):
-        run(play)
-    assert diaries[0].fed == [(T0 + STEP, "in time")]
-
-
 @virtual(start_s=T0)
 async def test_a_cancelled_driver_stops_between_events_and_leaves_the_rest_in_the_inbox():
     diary, inbox = Diary(PlainClock()), Inbox[object](9)
@@ -263,17 +174,6 @@ async def test_a_cancelled_driver_stops_between_events_and_leaves_the_rest_in_th
     with pytest.raises(asyncio.CancelledError):
         await driver
     assert ([event for _, event in diary.fed], len(inbox)) == ([1], 1)
-
-
-@virtual(start_s=T0)
-async def test_a_driver_cancelled_while_it_waits_leaves_no_timer_behind():
-    diary, inbox = Diary(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
-    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-    await asyncio.sleep(STEP)
-    driver.cancel()
-    await asyncio.sleep(5.0)
-    assert driver.cancelled() and diary.fed == []
-    inbox.offer("nobody listens")  # no waiter is left that this could wake
 
 
 @virtual(start_s=T0)
@@ -302,19 +202,6 @@ def test_a_core_is_checked_while_nothing_waits_for_it():
 
     run(play)
     assert checked == [IDLE_S * n for n in range(1, 6)]
-
-
-@virtual(start_s=T0)
-async def test_a_core_that_is_never_idle_is_checked_more_rarely():
-    diary, checked = Diary(PlainClock(), idle=False), []
-    diary.check = lambda: checked.append(diary.clock.unix_s() - T0)  # type: ignore[method-assign]
-    inbox = Inbox[object](9)
-    driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
-    for n in range(200):
-        await asyncio.sleep(1.0)
-        inbox.offer(n)
-    driver.cancel()
-    assert checked == [BUSY_S, 2 * BUSY_S, 3 * BUSY_S]
 
 
 def test_checks_that_take_long_come_rarely():
@@ -347,56 +234,3 @@ def test_broken_books_end_the_driver_and_say_so():
     (line,) = logs
     assert (line["event"], line["log_level"], line["core"]) == ("core.broken", "error", "t")
     assert isinstance(line["exc_info"], AssertionError)
-
-
-def record(key: str) -> Record:
-    return made.record(
-        key,
-        owner="",
-        state="relegated",
-        attempt=1,
-        service_class=ServiceClass.BEST_EFFORT,
-        slo=Slo(),
-        arrived_unix_s=T0,
-        prompt_tokens=1,
-        max_tokens=1,
-    )
-
-
-def a_pool() -> RelegationCore:
-    core = RelegationCore()
-    core.handle(Queued(record("a.b")), now_unix_s=T0)
-    core._order.discard(RequestKey("a.b"))  # waits, and would never be handed out
-    return core
-
-
-def a_router() -> AdmissionCore:
-    core = AdmissionCore(lambda offer, digests, rng: (), Random(0))
-    core.handle(Opened(record("a.b")), now_unix_s=T0)
-    core._retry_unix_s = math.inf  # nobody would look for a place again
-    return core
-
-
-def a_planner() -> ReplicaCore:
-    core = ReplicaCore(registry.make("fcfs", {}), profiles.load("a100-llama3-8b"), epoch=1)
-    announce = made.announce("r", at_unix_s=T0, max_slots=4)
-    core.handle(Synced(announce, 1, 1, 0, ()), now_unix_s=T0)
-    core._desk.slots._free.pop()  # a slot that no request will ever get
-    return core
-
-
-@pytest.mark.parametrize("make", [a_pool, a_router, a_planner])
-def test_the_books_of_each_core_broken_on_purpose_are_found(
-    make: Callable[[], RelegationCore | AdmissionCore | ReplicaCore],
-) -> None:
-    async def main() -> None:
-        inbox = Inbox[object](9)
-        loop = asyncio.get_running_loop()
-        loop.call_later(BUSY_S, inbox.put, Tick())
-        loop.call_later(BUSY_S + 30.0, inbox.put, Tick())
-        core = make()
-        await asyncio.wait_for(drive(core, inbox, nothing, PlainClock(), name="t"), 100.0)  # type: ignore[arg-type]
-
-    with capture_logs() as logs, pytest.raises(AssertionError):
-        run_virtual(main(), start_s=T0)
-    assert [line["event"] for line in logs] == ["core.broken"]

@@ -111,21 +111,6 @@ def test_a_closed_stdout_ends_no_service() -> None:
     run(PROGRAM, closed=True)
 
 
-def test_text_that_no_encoding_has_is_logged_in_escapes(tmp_path: Path) -> None:
-    program = """
-import logging
-from shared.process.logs import configure, logger
-configure("planner", "p1")
-logger().info("request.odd", text="half of \\ud83d", odd={1})
-logging.getLogger("nats").warning("%d of %d", "x")
-"""
-    with (tmp_path / "log").open("wb") as file:
-        run(program, stdout=file)
-    first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
-    assert (first["text"], first["odd"]) == ("half of \ud83d", "{1}")
-    assert second["message"] == "%d of %d ('x',)"
-
-
 def test_lines_are_whole_again_after_a_full_disk_and_say_how_many_are_missing(
     tmp_path: Path,
 ) -> None:

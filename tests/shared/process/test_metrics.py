@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.ports import free_port
 from shared.errors import ConfigError
 from shared.process.configuration import Watched, load_watched
@@ -107,17 +105,6 @@ def test_exemplars_are_told_to_a_scraper_that_asks_for_open_metrics() -> None:
     assert "trace_id" not in text
 
 
-def test_an_alias_shows_the_same_numbers_under_another_name() -> None:
-    registry = Registry()
-    family = registry.counter("vllm:new_total", "as it is called now", ("model_name",))
-    registry.alias("vllm:old_total", family)
-    family.labels("m").add(3)
-    assert {name: n for (name, _), n in samples(registry).items()} == {
-        "vllm:new_total": 3,
-        "vllm:old_total": 3,
-    }
-
-
 def test_a_process_tells_its_build_and_what_it_takes_of_the_machine() -> None:
     read = {name: n for (name, _), n in samples(about("planner")).items()}
     assert read[names.BUILD_INFO] == 1
@@ -125,19 +112,6 @@ def test_a_process_tells_its_build_and_what_it_takes_of_the_machine() -> None:
     assert 2**20 < read[names.PROCESS_RESIDENT] < read[names.PROCESS_VIRTUAL]
     assert 0 < read[names.PROCESS_OPEN_FILES] < read[names.PROCESS_MOST_FILES]
     assert time.time() - 86400 < read[names.PROCESS_START] <= time.time() + 1
-
-
-def test_the_histograms_of_what_callers_wait_for_reach_a_day() -> None:
-    for bounds in (
-        names.TTFT_BUCKETS_S,
-        names.DURATION_BUCKETS_S,
-        names.TPOT_BUCKETS_S,
-        names.STEP_BUCKETS_S,
-        names.ITERATION_BUCKETS_S,
-        names.SLACK_BUCKETS_S,
-    ):
-        assert list(bounds) == sorted(set(bounds))
-        assert bounds[-1] == 86_400
 
 
 # ---------------------------------------------------------------- asked over HTTP
@@ -209,50 +183,3 @@ def test_the_port_is_set_for_all_services_or_for_one_and_must_be_one() -> None:
     assert load_watched("planner", both).metrics_port == 9464
     with pytest.raises(ConfigError, match="SLACKLINE_METRICS_PORT"):
         load_watched("planner", {"SLACKLINE_METRICS_PORT": "65536"})
-
-
-@pytest.mark.slow
-async def test_every_process_exports_its_metrics_and_a_torch_worker_the_error_of_its_profile() -> (
-    None
-):
-    pytest.importorskip("torch")
-    for profile_s in (2, 10, 50):
-        read = await metrics_of_a_torch_fleet(profile_s)
-        if names.FIT_ERROR in read["WORKER"]:
-            break  # else this machine was too slow to fit a profile in that time
-    assert 0 < read["WORKER"][names.FIT_ERROR] < math.inf
-    assert read["WORKER"][names.GENERATION_TOKENS] >= 1
-    assert read["WORKER"][f"{names.ITERATION}_sum"] > 0
-    assert read["WORKER"][names.HELD_REQUESTS] == 0
-    assert read["PLANNER"][names.RESIDUAL] > 0
-    assert read["PLANNER"][names.GAMMA] > 0
-    assert read["ADMISSION"][names.REQUESTS] == 1
-
-
-async def metrics_of_a_torch_fleet(profile_s: float) -> dict[str, Counter[str]]:
-    """The samples of every process, by section, after one request was answered."""
-    ports = {section: free_port() for section in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER")}
-    environment = {
-        f"SLACKLINE_{section}_METRICS_PORT": str(port) for section, port in ports.items()
-    }
-    environment |= {"SLACKLINE_WORKER_PROFILE_S": str(profile_s), "SLACKLINE_WORKER_PROFILE": ""}
-    read = dict[str, Counter[str]]()
-    async with (
-        Fleet(FleetSpec(engine="torch", replicas=1, environment=environment, drain_s=1.0)) as fleet,
-        httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as http,
-    ):
-        body = {"prompt": "Why is the sky blue?", "max_tokens": 12}
-        assert (await http.post(f"{fleet.http_url}/v1/completions", json=body)).status_code == 200
-        async with asyncio.timeout(WITHIN_S):
-            # it is brought up to date ten times a second
-            while not read or not read["PLANNER"].get(names.ACKS):
-                for section, port in ports.items():
-                    families = text_string_to_metric_families(
-                        (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-                    )
-                    read[section] = Counter[str]()  # over all labels
-                    for family in families:
-                        for sample in family.samples:
-                            read[section][sample.name] += sample.value  # type: ignore[assignment]
-                await asyncio.sleep(0.05)
-    return read

@@ -20,19 +20,6 @@ from tests.shared.routing.digests import NOW, digest, fleet, offer
 # ---------------------------------------------------------------- attainable
 
 
-def test_attainable_prefers_a_slot_then_attainability_then_kv_then_least_backlog() -> None:
-    digests = fleet(
-        digest("full", free_slots=0),
-        digest("late", backlog_s=3.0),
-        digest("tight", kv_free_blocks=10),
-        digest("busy", backlog_s=1.0),
-        digest("idle"),
-        digest("gone", accepting=False),
-    )
-    order = named("attainable")(offer(), digests, Random(1))
-    assert order == ["idle", "busy", "tight", "late", "full"]
-
-
 def test_alike_replicas_share_by_chance_and_the_same_seed_decides_alike() -> None:
     digests = fleet(*(digest(f"r{i}", backlog_s=0.001 * i) for i in range(4)))
     router = named("attainable")
@@ -41,33 +28,7 @@ def test_alike_replicas_share_by_chance_and_the_same_seed_decides_alike() -> Non
     assert firsts == [router(offer(), digests, Random(seed))[0] for seed in range(200)]
 
 
-def test_a_best_effort_request_goes_where_there_is_surplus() -> None:
-    digests = fleet(digest("none", surplus=False), digest("some", backlog_s=5.0))
-    best = offer(service_class=ServiceClass.BEST_EFFORT, slo=Slo())
-    assert named("attainable")(best, digests, Random(1)) == ["some", "none"]
-
-
 # ---------------------------------------------------------------- in time
-
-
-def test_in_time_counts_decodes_as_backlog() -> None:
-    digests = fleet(
-        digest("decodes", running=200),
-        digest("late", backlog_s=3.0),
-        digest("prompts", backlog_s=0.3),
-        digest("idle"),
-    )
-    order = named("in_time")(offer(), digests, Random(1))
-    assert order == ["idle", "prompts", "decodes", "late"]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_in_time_takes_alike_replicas_in_turn_from_one_drawn_by_chance(seed: int) -> None:
-    digests, router, rng = fleet(*(digest(f"r{i}") for i in range(4))), named("in_time"), Random()
-    rng.seed(seed)
-    firsts = [router(offer(), digests, rng)[0] for _ in range(9)]
-    assert len(set(firsts[:4])) == 4
-    assert firsts[4:8] == firsts[:4] and firsts[8] == firsts[0]
 
 
 def by_one_key(
@@ -184,33 +145,7 @@ def test_the_next_request_goes_to_an_hp_with_a_ticket_and_asks_no_second_one() -
     assert with_tickets("round_robin", HP)(offer(), busy, Random(1))[0] == "a"
 
 
-def test_each_pool_may_be_ordered_by_attainability() -> None:
-    digests = fleet(
-        digest("a", pool=LP, backlog_s=1.0),
-        digest("b", pool=LP),
-        digest("c", pool=HP, backlog_s=0.5, waiting=1),
-        digest("d", pool=HP, waiting=1),
-    )
-    router = with_tickets("attainable", HP)
-    assert router(offer(), digests, Random(1)) == ["b", "a", "d", "c"]
-    assert router(offer(left="offloaded"), digests, Random(1)) == ["d", "c", "b", "a"]
-
-
 # ---------------------------------------------------------------- the routing of a policy
-
-
-@pytest.mark.parametrize("name", registry.names())
-@given(
-    backlogs=st.lists(st.floats(0, 1e4) | st.just(math.inf), max_size=6),
-    slo=st.sampled_from([Slo(), Slo(ttft_s=1.0), Slo(ttlt_s=600.0)]),
-    age_s=st.floats(0, 1e4),
-)
-def test_the_default_routing_of_a_policy_names_every_accepting_replica_once(
-    name: str, backlogs: list[float], slo: Slo, age_s: float
-) -> None:
-    digests = fleet(*(digest(f"r{i}", backlog_s=b) for i, b in enumerate(backlogs)))
-    asked = offer(attempt=0, slo=slo, arrived_unix_s=NOW - age_s)
-    assert sorted(registry.router(name)(asked, digests, Random(1))) == sorted(digests)
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -1,14 +1,12 @@
 """A log that no worker of ours wrote: what is made of it is no longer than the log itself."""
 
-import asyncio
-
 import pytest
 from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
 from shared.measure import Measure
 from shared.schemas import Held, PlanAck, Resume, Snapshot, SnapshotEntry
-from shared.store.acklog import Stories, decode_log, encode_entry, fold_in_turns
+from shared.store.acklog import Stories, decode_log, encode_entry
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests import made
 from tests.simulated.folding import fold
@@ -91,21 +89,3 @@ def test_an_entry_that_is_no_text_is_left_out() -> None:
     broken = whole.replace(b"\xa1x", b"\xa1\xff")
     assert broken != whole
     assert list(decode_log([(1, broken), (2, whole)])) == [ack(1, [9], held(2))]
-
-
-async def test_a_long_log_lets_others_have_their_turn() -> None:
-    """A client that attached to a request held up all others of its admission for as long."""
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    log = [ack(1, [9], held(2)), *(ack(1, [n]) for n in range(1000))]
-    task = asyncio.create_task(other())
-    stories = await fold_in_turns(log, R)
-    task.cancel()
-    assert turns >= 50
-    assert stories == fold(log, R)

@@ -67,16 +67,6 @@ async def test_who_is_paused_is_not_gone() -> None:
 
 
 @virtual()
-async def test_who_is_back_before_it_is_missed_twice_is_not_gone() -> None:
-    net, _, absences = a_fleet()
-    process = await a_process(net, "p")
-    process.kill()
-    assert not await absences.gone("p")
-    await a_process(net, "p")
-    assert await seconds_until_gone(absences, "p", LONG_S) == LONG_S
-
-
-@virtual()
 async def test_after_our_own_connection_was_lost_nobody_is_judged_before_they_can_be_back() -> None:
     net, bus, absences = a_fleet()
     (await a_process(net, "p")).kill()

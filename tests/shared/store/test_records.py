@@ -193,35 +193,3 @@ async def test_a_small_body_and_a_small_output_lie_in_the_record(bus: NatsBus) -
     assert await records.output(ended.record) == small
     assert await records.body_of(ended.record) is None, "the prompt goes when the request ends"
     assert not await bus.requests.scan(f"o.{record.key}.")
-
-
-class Read:
-    """A bucket that counts how often a value is read."""
-
-    def __init__(self, bucket: KeyValue) -> None:
-        self._bucket, self.times = bucket, 0
-
-    async def get(self, key: str) -> Any:
-        self.times += 1
-        return await self._bucket.get(key)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bucket, name)
-
-
-async def test_who_wrote_a_record_last_changes_it_without_a_read(bus: NatsBus) -> None:
-    bucket = Read(bus.requests)
-    records = Records(cast("KeyValue", bucket), bus.bodies)
-    record = new(records)
-    assert await records.create(record, BODY) is not None
-    assert await records.change(record.key, lambda seen: replace(seen, left="x")) is not None
-    assert bucket.times == 0
-    others = Records(bus.requests, bus.bodies)
-    assert await others.change(record.key, cancelled) is not None
-    changed = await records.change(record.key, lambda seen: replace(seen, left="y"))
-    assert changed is not None and changed.record.cancelled, "another wrote since"
-    await others.change(record.key, lambda seen: replace(seen, left="z"))
-    needs_z = await records.change(
-        record.key, lambda seen: replace(seen, left="done") if seen.left == "z" else None
-    )
-    assert needs_z is not None, "an event that does not apply is tried on what others wrote"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.telemetry.conventions import ERROR_TYPE, REPLICA
-from shared.telemetry.telemetry import SpanEvent, TraceParent, Tracing
+from shared.telemetry.telemetry import TraceParent, Tracing
 from shared.telemetry.tracing import configure
 
 ROOT = Path(__file__).parents[3]
@@ -118,41 +118,6 @@ def test_two_services_joined_by_traceparent_make_one_trace(tmp_path: Path) -> No
     ]
     assert prefill["attributes"][ERROR_TYPE] == "timeout"
     assert iteration["attributes"] == {"slackline.plan.seq": 7}
-
-
-def test_a_span_that_was_reserved_has_the_ids_that_others_are_below(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    env = {"SLACKLINE_TRACE_FILE": str(path)}
-    admission, relegation = configure("admission", "a1", env), configure("relegation", "r1", env)
-    caller = TraceParent(7, 8, True).header()
-    own, root = admission.reserve(caller), admission.reserve(None)
-    admission.record("place", own, 1.0, 2.0)
-    step = SpanEvent("relegated", 1.5, {REPLICA: "r1"})
-    relegation.record("request", caller, 1.0, 3.0, own=own, events=[step], links=[root])
-    relegation.record("lone", "", 1.0, 3.0, own=root)
-    admission.close()
-    relegation.close()
-    seen = spans(path)
-    assert set(seen) == {"place", "request", "lone"}
-    assert seen["place"]["parent_span_id"] == seen["request"]["span_id"]
-    assert seen["request"]["parent_span_id"] == f"{8:016x}"
-    assert seen["lone"]["parent_span_id"] is None
-    assert [event["name"] for event in seen["request"]["events"]] == ["relegated"]
-    assert seen["request"]["links"] == [
-        {"trace_id": seen["lone"]["trace_id"], "span_id": seen["lone"]["span_id"]}
-    ]
-
-
-def test_a_parent_that_was_not_sampled_leaves_nothing_and_its_children_know(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    tracing = configure("worker", "r1", {"SLACKLINE_TRACE_FILE": str(path)})
-    header = TraceParent(5, 6, False).header()
-    span = tracing.start("prefill", header)
-    tracing.record("iteration", span.traceparent, 1.0, 2.0)
-    span.end()
-    tracing.close()
-    assert span.traceparent == header
-    assert path.read_bytes() == b""
 
 
 def test_a_ratio_of_zero_records_no_root_and_tells_its_children(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,21 +36,6 @@ def test_any_text_survives_the_builtin_tokenizer(text: str) -> None:
     tokens = tokenizer.encode(text)
     assert tokens == list(text.encode())
     assert read(tokenizer.detokenizer(), tokens) == text
-
-
-@given(texts)
-def test_what_is_fed_so_far_is_final(text: str) -> None:
-    tokenizer = Tokenizer.builtin()
-    detokenizer, so_far = tokenizer.detokenizer(), ""
-    for token in tokenizer.encode(text):
-        so_far += detokenizer.feed(token)
-        assert text.startswith(so_far)
-    assert so_far == text
-
-
-@given(st.lists(st.integers(0, 255), max_size=40))
-def test_bad_bytes_read_as_a_whole_decoding_would(tokens: list[int]) -> None:
-    assert read(Tokenizer.builtin().detokenizer(), tokens) == bytes(tokens).decode(errors="replace")
 
 
 def test_special_and_unknown_tokens_have_no_text() -> None:
@@ -308,17 +292,6 @@ def test_a_broken_template_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ConfigError):
         Tokenizer.load(tmp_path)
-
-
-def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
-    tokenizer = Tokenizer.load(shipped.folder("slackline-5m"))
-    reading = threading.Thread(target=tokenizer.encode, args=("the quick brown fox " * 50_000,))
-    reading.start()
-    turns = 0
-    while reading.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    assert turns > 20  # 1 or 2 where the interpreter is held
 
 
 @given(st.lists(st.sampled_from(["\u1100\u1161\u11a8", "\u03b9\u0308\u0301", "<|eos|>", "x"])))

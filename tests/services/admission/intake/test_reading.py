@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from random import Random
 from typing import Any
 
@@ -25,7 +24,6 @@ from shared.measure import Measure
 from shared.perf import profile_file as profiles
 from shared.perf.zero_load import CHUNK_TOKENS, tbt_s, ttft_s
 from shared.rules.rules import Rules
-from shared.rules.tenants import Tenant, Tenants
 from shared.rules.tiers import DEFAULT
 from shared.schemas import (
     Announce,
@@ -126,29 +124,6 @@ def test_a_text_too_long_for_the_context_is_refused_before_it_is_tokenised(
                 intake.tokenise(asking, tokenizer, small)
             assert refused.value.code == "context_length_exceeded"
     assert len(intake.tokenise(replace(asked(None), prompt="x" * 999), tokenizer, small)) == 999
-
-
-async def test_two_long_prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, reading, most, digest = threading.Lock(), 0, 0, digests.digest
-
-    def counted(request: GenerateRequest, tier: str) -> bytes:
-        nonlocal reading, most
-        with lock:
-            reading += 1
-            most = max(most, reading)
-        time.sleep(0.02)
-        found = digest(request, tier)
-        with lock:
-            reading -= 1
-        return found
-
-    monkeypatch.setattr(digests, "digest", counted)
-    workers = Workers(Clock(), 3.0, Registry())
-    door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
-    tier = next(iter(DEFAULT.tiers))
-    long = replace(asked(None), tenant="t")
-    await asyncio.gather(*(door.look(long, tier, intake.LONG_BYTES) for _ in range(12)))
-    assert most == intake.LONG_PROMPTS
 
 
 @pytest.mark.parametrize(
@@ -255,27 +230,6 @@ async def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_
     disturbing.cancel()
     assert refused.value.code == "server_is_overloaded"
     assert 3.0 < clock.unix_s() - began < 10.0
-
-
-async def test_the_word_of_a_caller_takes_nothing_from_other_tenants() -> None:
-    """A tenant that floods with a priority of 1 left another 0 % of its SLOs, of 100 %."""
-    clock = Clock()
-    workers = Workers(clock, 3.0, Registry())
-    workers.received(replace(worker("sim"), at_unix_s=clock.unix_s()))
-
-    async def importance_in(tenants: dict[str, Tenant]) -> float:
-        rules = Rules(tenants=Tenants(tenants=tenants))
-        door = intake.Intake(rules, Tokenizer.builtin(), "", workers, str, "admission")
-        record, _ = await door.read(
-            replace(asked(None), tenant="acme", importance=10.0), RequestKey("acme.a"), "chat",
-            payload_bytes=0, digest=b"", arrived_unix_s=clock.unix_s(), json=False, traceparent="",
-            caller="",
-        )  # fmt: skip
-        return record.importance
-
-    assert await importance_in({}) == await importance_in({"acme": Tenant()}) == 10.0
-    assert await importance_in({"acme": Tenant(), "other": Tenant()}) == 1.0
-    assert await importance_in({"acme": Tenant(importance=4.0), "other": Tenant()}) == 4.0
 
 
 def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time() -> None:

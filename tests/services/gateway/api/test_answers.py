@@ -82,27 +82,6 @@ async def test_a_chat_streams_its_role_then_words_then_the_end_then_usage(at: Si
     assert [event["usage"] for event in events] == [None] * 4 + [usage(3, 2)]
 
 
-MUTE = {"role": "user", "content": "mute"}
-
-
-@pytest.mark.parametrize(
-    ("path", "mute", "likely"),
-    [
-        ("completions", {"prompt": "mute"}, {"logprobs": 0}),
-        ("chat/completions", {"messages": [MUTE]}, {"logprobs": True}),
-    ],
-)
-async def test_a_token_without_a_text_has_a_chunk_only_if_something_else_is_told_of_it(
-    at: Site, path: str, mute: dict[str, Any], likely: dict[str, Any]
-) -> None:
-    for told, chunks in (({}, 0), (likely, 3), ({"return_token_ids": True}, 3)):
-        body = {**mute, **told, "max_tokens": 3, "stream": True}
-        *events, last = replies_in(await at.post(path, body))
-        assert last["choices"][0]["finish_reason"] == "length"
-        choices = [event["choices"][0] for event in events]
-        assert len([one for one in choices if "role" not in one.get("delta", {})]) == chunks
-
-
 async def test_usage_so_far_comes_with_every_chunk_if_wanted(at: Site) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["a", "b"], "max_tokens": 3, "stream": True, "stream_options": options}
@@ -256,14 +235,3 @@ async def test_every_refusal_and_bad_end_is_an_openai_error(at: Site, stream: bo
                 )
     flex = await at.post("completions", {"prompt": "end refused", "service_tier": "flex"})
     assert (flex.status_code, flex.json()["error"]["code"]) == (429, "resource_unavailable")
-
-
-async def test_a_stream_that_breaks_midway_raises_in_the_client_and_never_looks_complete(
-    at: Site,
-) -> None:
-    async with at.openai() as client:
-        stream = await client.completions.create(model=MODEL, prompt="break", stream=True)
-        assert [(await anext(stream)).choices[0].text for _ in range(2)] == [" w0", " w1"]
-        with pytest.raises(openai.APIError) as caught:
-            await anext(stream)
-        assert caught.value.code == "server_error"

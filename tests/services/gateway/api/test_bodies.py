@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http import envelope
-from shared.schemas import Refused, Sampling
+from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 from shared.text.chat_prompt import checked, labelled, marked
 from tests.services.gateway.site import Site, new_id
@@ -355,22 +354,3 @@ async def test_adapters_are_listed_beside_their_model_and_answer_by_their_name(a
         assert answer.model == "poet"
     (running,) = at.fleet.asked.values()
     assert running.request.model == "poet"  # what that names, admission knows
-
-
-@pytest.mark.parametrize(
-    ("param", "over_http"),
-    [
-        ("structured", "response_format"),
-        ("adapter", "model"),
-        ("min_p", "min_p"),
-        ("token_ids", "prompt"),
-        (None, None),
-    ],
-)
-def test_a_refusal_names_the_parameter_as_it_is_called_over_http(
-    param: str | None, over_http: str | None
-) -> None:
-    refused = Refused(code="unsupported_parameter", message="no replica supports it", param=param)
-    problem = envelope.of_refused(refused)
-    assert (problem.status, problem.code) == (400, "unsupported_parameter")
-    assert problem.param == over_http

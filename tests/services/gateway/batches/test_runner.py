@@ -3,7 +3,6 @@ nobody can have written.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import msgspec
@@ -14,14 +13,11 @@ from services.gateway.batches import runner as batch_runner
 from services.gateway.batches.asking import Answered, Asking, BatchAsker
 from services.gateway.batches.file_store import MONTH_S, FileStore
 from services.gateway.batches.record import BatchRecord
-from services.gateway.batches.results import Superseded, id_of
-from services.gateway.batches.room import BatchRoom
-from services.gateway.batches.run import BatchRun
+from services.gateway.batches.results import id_of
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.batches.store import BatchStore
 from services.gateway.config import GatewayConfig
 from shared.bus.nats import NatsBus, connect
-from shared.bus.objects import ObjectInfo
 from shared.clock import Clock
 from shared.rules.rules import Rules
 from tests.services.gateway.site import WITHIN_S
@@ -67,39 +63,6 @@ async def stored_batch(bus: NatsBus) -> BatchRecord:
     )
     assert await BatchStore(bus.batches).create(record)
     return record
-
-
-async def test_a_line_that_ends_before_it_began_takes_no_room(nats_url: str) -> None:
-    """The first line fails in the turn of the loop in which the second one is made a task."""
-    waits, gate = asyncio.Event(), asyncio.Event()
-
-    class Failing(Asker):
-        async def ask(self, asking: Asking) -> Answered | None:
-            self.asked.append(asking.request_id)
-            await waits.wait()
-            gate.set()
-            raise Superseded("x")
-
-    class Gated(FileStore):
-        gated = False
-
-        async def content(self, info: ObjectInfo) -> AsyncIterator[bytes]:
-            yield LINES[0] + b"\n"
-            if self.gated:
-                waits.set()
-                await gate.wait()
-            self.gated = True  # the first reading checks the lines
-            yield LINES[1] + b"\n"
-
-    asker, room = Failing(), BatchRoom(2, 2 * len(LINES[0]))
-    async with connect(nats_url, "gateway") as bus:
-        record, store = await stored_batch(bus), BatchStore(bus.batches)
-        run = BatchRun(record, store, Gated(bus.files), asker, room, Clock())
-        with pytest.RaisesGroup(pytest.RaisesGroup(Superseded)):
-            await run.run()
-        assert asker.asked == [id_of(record.id, 1)]
-        async with asyncio.timeout(WITHIN_S / 10):
-            await room.take(2 * len(LINES[0]))
 
 
 @pytest.mark.parametrize("what", ["record", "chunk"])

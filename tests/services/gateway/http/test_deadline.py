@@ -27,21 +27,6 @@ async def test_a_wait_longer_than_the_limit_ends_then_and_the_next_one_has_a_lim
 
 
 @virtual()
-async def test_many_short_waits_never_pass_it_and_none_comes_between_two_of_them() -> None:
-    deadline = Deadline(LIMIT_S)
-    for _ in range(20):
-        with deadline:
-            await asyncio.sleep(0.75 * LIMIT_S)
-        await asyncio.sleep(2 * LIMIT_S)  # not limited
-
-
-@virtual()
-async def test_without_a_limit_a_wait_may_take_for_ever() -> None:
-    with Deadline(None):
-        await asyncio.sleep(1_000_000.0)
-
-
-@virtual()
 async def test_a_cancellation_by_others_stays_one() -> None:
     async def waits(deadline_s: float) -> None:
         with Deadline(deadline_s):

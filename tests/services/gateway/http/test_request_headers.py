@@ -57,16 +57,6 @@ async def test_a_mistyped_header_of_ours_is_refused_and_those_there_are_are_name
     assert (await at.post("completions", {"prompt": "hi"}, **others)).status_code == 200
 
 
-async def test_each_name_of_a_bound_gives_it(at: Site) -> None:
-    for bound, names in SLO_HEADERS.items():
-        for name in names:
-            key = new_id()
-            answer = await at.post("completions", {"prompt": "a"}, key, **{name: "0.1"})
-            assert answer.status_code == 200, name
-            assert at.request(key).slo == Slo(**{bound: 1e-4})
-    assert SLO_HEADERS["ttlt_s"][1:] == ("x-llm-d-slo-ttlt-ms", "x-slo-ttlt-ms")
-
-
 OUT_OF_BOUNDS = [
     ("0.001", "must be at least 0.1 ms"),
     ("-inf", "must be at least 0.1 ms"),
@@ -139,28 +129,6 @@ async def test_headers_become_tenant_slo_importance_and_trace(at: Site) -> None:
 
 
 OBJECTIVE, OWN = "x-llm-d-inference-objective", "x-slackline-tier"
-TIERS_USED: list[tuple[dict[str, str], dict[str, str], str, str]] = [
-    ({}, {}, "chat", "default"),
-    ({"service_tier": "auto"}, {}, "chat", "default"),
-    ({"service_tier": "priority"}, {}, "interactive", "priority"),
-    ({"service_tier": "flex"}, {}, "summary", "flex"),
-    ({"service_tier": "batch"}, {}, "batch", "batch"),
-    ({"service_tier": "priority"}, {OWN: "batch"}, "batch", "batch"),
-    ({"service_tier": "priority"}, {OBJECTIVE: "batch"}, "batch", "batch"),
-    ({}, {OBJECTIVE: "batch", OWN: "interactive"}, "interactive", "priority"),
-    ({"service_tier": "priority", "prompt": "relegate"}, {}, "interactive", "flex"),
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_answer_says_which_service_tier_was_used(at: Site, stream: bool) -> None:
-    for body, headers, tier, echo in TIERS_USED:
-        key = new_id()
-        asked = {"prompt": "hi", "stream": stream, **body}
-        answer = await at.post("completions", asked, key, **headers)
-        assert answer.status_code == 200
-        assert {reply["service_tier"] for reply in replies_in(answer)} == {echo}, body
-        assert at.fleet.tiers[key_of(key)] == tier
 
 
 VERDICTS = {"x-slackline-verdict": "true"}

@@ -3,7 +3,7 @@ the same tokens always.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -107,126 +107,6 @@ def test_a_plan_that_comes_late_is_not_forgiven() -> None:
     handed_at_s = machine.now_s
     outcome = engine.execute([Work(Slot(0), 1, True)], None)
     assert machine.now_s - handed_at_s >= outcome.exec_s - 1e-9
-
-
-def test_a_thread_that_was_stopped_catches_nothing_up() -> None:
-    machine = Machine(Random(0))
-
-    def stopped(duration_s: float) -> None:
-        machine.now_s += duration_s + (5.0 if machine.now_s < 1001.0 else 0.0)
-
-    engine = sim(wait=stopped, clock=machine.clock)
-    load(engine, 0, [1])
-    engine.execute([Work(Slot(0), 1, True)], None)
-    handed_at_s = machine.now_s
-    outcome = engine.execute([Work(Slot(0), 1, True)], None)
-    assert machine.now_s - handed_at_s >= outcome.exec_s - 1e-9
-
-
-def test_without_a_wait_nothing_reads_the_clock() -> None:
-    def clock() -> float:
-        raise AssertionError("read")
-
-    engine = sim(clock=clock)
-    load(engine, 0, [1, 2])
-    assert engine.execute([Work(Slot(0), 2, True)], None).exec_s == pytest.approx(5.2e-3)
-
-
-def test_the_profile_is_asked_for_the_batch_as_the_planner_sees_it() -> None:
-    seen: list[BatchShape] = []
-
-    class Recorder(Toy):
-        def batch_s(self, shape: BatchShape) -> float:
-            seen.append(shape)
-            return 0.01
-
-    engine = SimEngine(SIM, Recorder(), wait=None, clock=time.monotonic)
-    load(engine, 0, [1] * 10)
-    load(engine, 1, [1] * 40)
-    run(engine, (0, 10, True), (1, 16, False))
-    run(engine, (0, 1, True), (1, 24, True))
-    assert seen[0] == BatchShape().with_chunk(10, 0).with_chunk(16, 0)
-    assert seen[1] == BatchShape(decodes=1, decode_context=10).with_chunk(24, 16)
-
-
-def play(
-    engine: Engine, rng: Random, steps: int, tokens_of: Callable[[int], list[int]]
-) -> Iterator[dict[int, int]]:
-    """Play random loads, mixed batches, preemptions and releases. Yields the blocks that each slot
-    must hold for its computed positions.
-    """
-    facts = engine.facts
-    known: dict[int, list[int]] = {}
-    computed: dict[int, int] = {}
-
-    def blocks(tokens: int) -> int:
-        return -(-tokens // facts.block_tokens)
-
-    for _ in range(steps):
-        for slot in [s for s in known if rng.random() < 0.05]:
-            if rng.random() < 0.5:
-                engine.preempt(Slot(slot))
-                computed[slot] = 0
-            else:
-                engine.release(Slot(slot))
-                del known[slot], computed[slot]
-        for slot in range(facts.max_slots):
-            if slot not in known and rng.random() < 0.3:
-                known[slot], computed[slot] = tokens_of(rng.randint(1, 60)), 0
-                load(engine, slot, known[slot])
-        free = facts.kv_blocks - sum(map(blocks, computed.values()))
-        work = []
-        for slot in rng.sample(sorted(known), len(known)):
-            left = len(known[slot]) - computed[slot]
-            n = rng.choice([left, rng.randint(1, left)])
-            more = blocks(computed[slot] + n) - blocks(computed[slot])
-            if more <= free and len(known[slot]) < facts.context_tokens and rng.random() < 0.8:
-                free -= more
-                work.append((slot, n, n == left))
-        for (slot, n, _), tokens in zip(work, run(engine, *work), strict=True):
-            computed[slot] += n
-            known[slot] += tokens
-        yield {slot: blocks(n) for slot, n in computed.items()}
-
-
-@given(st.integers(0, 2**32))
-def test_kv_books_are_exact_under_any_load_execute_and_release(seed: int) -> None:
-    engine = sim(SIM._replace(kv_blocks=24, max_slots=8))
-    held: dict[int, int] = {}
-    for held in play(engine, Random(seed), 40, lambda n: [1] * n):
-        state = engine.snapshot()
-        assert state.free_blocks == 24 - sum(held.values())
-        assert set(state.slots) == set(held)
-    for slot in held:
-        engine.release(Slot(slot))
-    assert engine.snapshot() == (24, [], 0, 0)
-
-
-def test_misuse_is_a_bug_and_ends_the_process() -> None:
-    def fresh() -> SimEngine:
-        engine = sim(SIM._replace(kv_blocks=2))
-        load(engine, 0, [1] * 20)
-        return engine
-
-    def overfill(engine: SimEngine) -> None:
-        load(engine, 1, [1] * 20)
-        run(engine, (0, 20, True), (1, 20, True))
-
-    misuses: list[Callable[[SimEngine], object]] = [
-        lambda engine: load(engine, 0, [1]),
-        lambda engine: run(engine, (0, 21, True)),
-        lambda engine: run(engine, (0, 20, False)),
-        lambda engine: run(engine, (0, 5, True)),
-        lambda engine: run(engine, (0, 0, False)),
-        lambda engine: run(engine, (0, 5, False), (0, 5, False)),
-        lambda engine: load(engine, 1, [1] * 513),
-        overfill,
-    ]
-    for misuse in misuses:
-        with pytest.raises(AssertionError):
-            misuse(fresh())
-    with pytest.raises(KeyError):
-        fresh().release(Slot(1))
 
 
 def test_output_is_readable_and_the_same_after_a_preemption() -> None:

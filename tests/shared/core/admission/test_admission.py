@@ -2,12 +2,9 @@
 
 from random import Random
 
-import pytest
-
 from shared.core.admission.admission import (
     AdmissionAction,
     AdmissionCore,
-    AdmissionSettings,
     Answered,
     Heard,
     Opened,
@@ -16,12 +13,10 @@ from shared.core.admission.admission import (
     Refuse,
     Relegate,
 )
-from shared.core.offer import as_offer
 from shared.policy import registry
 from shared.schemas import Digest, OfferDeclined, PoolDigest, PoolLane, Record
-from shared.vocabulary import ReplicaId, ServiceClass
+from shared.vocabulary import ReplicaId
 from tests import made
-from tests.shared.core.placed_record import placed
 from tests.shared.core.pooled import NOW, pooled
 
 REPLICA = ReplicaId("r")
@@ -47,38 +42,6 @@ def declined(record: Record, *, told: bool, pool: PoolDigest = FULL) -> Admissio
     (action,) = core.handle(Answered(record.key, 1, REPLICA, OfferDeclined()), now_unix_s=NOW)
     core.check()
     return action
-
-
-@pytest.mark.parametrize(
-    ("replicas", "limit", "left"),
-    [(1, 4, [0]), (2, 4, [1, 0]), (6, 4, [3, 2, 1, 0]), (3, 1, [0]), (3, 9, [2, 1, 0])],
-)
-@pytest.mark.parametrize("at_once", [False, True])
-def test_each_offer_says_how_many_more_replicas_may_be_asked(
-    replicas: int, limit: int, left: list[int], at_once: bool
-) -> None:
-    """`at_once`: its first place is chosen before its record is written."""
-    router = registry.router(registry.DEFAULT, {})
-    core = AdmissionCore(router, Random(1), AdmissionSettings(hop_limit=limit))
-    for n in range(replicas):
-        core.handle(Heard(digest(ReplicaId(f"r{n}"))), now_unix_s=NOW)
-    record, said = pooled("a.1"), []
-    if at_once:
-        first = core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=NOW)
-        assert first is not None
-        said.append(first.hops_left)
-        record = placed(record, first.replica, first.incarnation)
-        core.placed(record, told=True, now_unix_s=NOW)
-        asked = Answered(record.key, record.attempt, first.replica, OfferDeclined())
-        (action,) = core.handle(asked, now_unix_s=NOW)
-    else:
-        (action,) = core.handle(Opened(record, True), now_unix_s=NOW)
-    while isinstance(action, Place):
-        said.append(action.hops_left)
-        asked = Answered(record.key, action.attempt + 1, action.replica, OfferDeclined())
-        (action,) = core.handle(asked, now_unix_s=NOW)
-    assert said == left
-    assert isinstance(action, Relegate)
 
 
 def test_it_goes_into_a_pool_with_room() -> None:

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.core.record.blame import first_missed, main_cause
-from shared.core.record.explanation import named, others, shares
+from shared.core.record.explanation import named, others
 from shared.core.record.phases import phases
 from shared.measure import Measure
 from shared.request_timeline import (
-    CAUSES,
-    FIELDS,
     Account,
     Cause,
     Happened,
@@ -69,23 +67,6 @@ def test_an_answer_that_ends_after_its_ttlt_missed_that() -> None:
     assert found is not None
     assert (found.token, found.bound, found.due_s, found.came_s) == (0, Missed.TTLT, 2.0, 2.5)
     assert found.cause is Cause.CONTROL
-
-
-@given(st.lists(st.tuples(st.sampled_from(CAUSES), SECONDS), max_size=12))
-def test_waits_one_after_another_add_up_and_shares_are_of_the_whole(
-    waits: list[tuple[Cause, float]],
-) -> None:
-    found, now = Account(), ARRIVED
-    for cause, seconds in waits:
-        now += seconds
-        found = found.spent(cause, ARRIVED, now)
-    assert found.total_s == pytest.approx(now - ARRIVED)
-    assert sum(share.share for share in shares(found)) == pytest.approx(1.0 if now > ARRIVED else 0)
-    assert found.plus(Account()).total_s == found.total_s
-    for cause in CAUSES:
-        due = sum(seconds for its, seconds in waits if its is cause)
-        assert found.seconds(cause) == pytest.approx(due)
-    assert set(FIELDS.values()) < set(Account.__struct_fields__)
 
 
 def test_time_does_not_run_backwards_where_clocks_disagree() -> None:

@@ -1,6 +1,5 @@
 """The four definitions of a met SLO: the delays that each tolerates, and those that it does not."""
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.simulator.token_times import measured
 from shared.core.record.judgement import missed
 from shared.measure import Measure
 from shared.vocabulary import Definition, Missed, Slo
@@ -102,21 +100,6 @@ def test_each_stage_is_judged_by_its_own_pace(
     assert tuple(judged(token_s, THINKER, thinking).values()) == expected
 
 
-@given(
-    st.lists(st.floats(0.0, 0.3), min_size=1, max_size=40), st.integers(0, 40), st.floats(0.02, 0.3)
-)
-def test_two_stages_of_one_pace_are_one_stage_by_deadlines_and_by_the_last_token(
-    gaps: list[float], thinking: int, tbt_s: float
-) -> None:
-    token_s, one, two = (
-        np.cumsum(gaps).tolist(),
-        Slo(ttft_s=1.0, tbt_s=tbt_s),
-        Slo(ttft_s=1.0, tbt_s=tbt_s, thinking_tbt_s=tbt_s),
-    )
-    plain, staged = judged(token_s, one), judged(token_s, two, min(thinking, len(token_s)))
-    assert (plain[DEADLINE], plain[TTLT]) == (staged[DEADLINE], staged[TTLT])
-
-
 def test_a_request_without_a_token_is_missed_by_every_definition() -> None:
     assert set(judged([]).values()) == {Missed.END}
 
@@ -153,45 +136,9 @@ def test_the_worst_ten_tokens_of_each_stage_are_found_in_any_output(
     assert worst_s == pytest.approx(expected_s, abs=1e-12)
 
 
-@given(outputs, st.integers(0, 61), st.sampled_from(Definition), st.booleans())
-def test_a_measure_of_token_times_is_the_one_that_a_worker_folds(
-    token_s: list[float], thinking: int, definition: Definition, thinks: bool
-) -> None:
-    slo = Slo(ttft_s=0.3, tbt_s=0.1, thinking_tbt_s=0.05 if thinks else None, definition=definition)
-    folded = measure_of(token_s, slo, thinking)
-    times = array("d", token_s)
-    of_times = measured(times, slo, 0.0, folded.thinking_tokens)
-    for name in Measure.__struct_fields__:
-        ours, theirs = getattr(of_times, name), getattr(folded, name)
-        assert ours == theirs or ours == pytest.approx(theirs, abs=1e-9), name
-
-
 def test_a_measure_keeps_its_windows_wherever_it_is_written() -> None:
     slo = replace(CHAT, definition=MAX_TPOT_10)
     measure = measure_of(paced(0.5, *[0.02] * 9, 0.5, *[0.02] * 20), slo)
     moved = msgspec.msgpack.decode(msgspec.msgpack.encode(measure), type=Measure)
     assert moved == measure
     assert moved.emit(3, 2.0, slo) == measure.emit(3, 2.0, slo)
-
-
-@given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
-def test_a_request_that_meets_every_deadline_meets_the_last_one(
-    token_s: list[float], ttft_s: float, tbt_s: float
-) -> None:
-    found = judged(token_s, Slo(ttft_s=ttft_s, tbt_s=tbt_s))
-    assert found[DEADLINE] or not found[TTLT]
-
-
-@given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
-def test_whole_windows_that_keep_the_pace_keep_it_on_average(
-    token_s: list[float], ttft_s: float, tbt_s: float
-) -> None:
-    found = judged(token_s[: (len(token_s) - 1) // 10 * 10 + 1], Slo(ttft_s=ttft_s, tbt_s=tbt_s))
-    assert found[MAX_TPOT_10] or not found[MEAN_TPOT]
-
-
-@given(outputs, st.floats(0.05, 6.0))
-def test_a_tier_with_nothing_but_a_ttlt_is_judged_alike_by_all(
-    token_s: list[float], ttlt_s: float
-) -> None:
-    assert len(set(judged(token_s, Slo(ttlt_s=ttlt_s)).values())) == 1

@@ -229,14 +229,6 @@ def test_an_event_that_no_longer_applies_changes_nothing(name: str) -> None:
     assert STALE[name]() is None
 
 
-def test_a_place_raises_the_attempt_and_names_owner_replica_and_class() -> None:
-    assert (PLACED.attempt, PLACED.replica, PLACED.incarnation) == (1, HERE, "i1")
-    assert (LATER.attempt, LATER.replica, LATER.incarnation) == (2, THERE, "i2")
-    drawn = sure(life.drawn(RELEGATED, "relegation-1", HERE, "i1", ServiceClass.STANDARD))
-    assert (drawn.owner, drawn.attempt, drawn.relegated) == ("relegation-1", 2, True)
-    assert drawn.service_class is ServiceClass.STANDARD
-
-
 def test_a_hold_writes_nothing() -> None:
     assert life.held(PLACED, HERE, "i1", attempt=1) is PLACED
 
@@ -244,12 +236,6 @@ def test_a_hold_writes_nothing() -> None:
 def test_the_pool_makes_a_request_best_effort_without_a_place() -> None:
     assert RELEGATED.service_class is ServiceClass.BEST_EFFORT
     assert (RELEGATED.relegated, RELEGATED.replica, RELEGATED.incarnation) == (True, None, "")
-
-
-def test_an_attempt_that_must_go_on_goes_on_from_what_it_made() -> None:
-    after = sure(life.settled(PLACED, over(PLACED, "drained", ServiceClass.STANDARD), OTHER, NOW))
-    assert (after.owner, after.attempt, after.resume, after.left) == (OTHER, 1, MADE, "drained")
-    assert after.replica is None
 
 
 def test_the_first_verdict_of_a_cancelled_request_says_what_its_attempt_did() -> None:
@@ -281,16 +267,6 @@ def test_losses_are_counted_until_the_limit_fails_the_request() -> None:
     assert losses == LIMIT
     assert record.verdict.finish_reason is FinishReason.FAILED
     assert record.verdict.message == "the replicas of 3 attempts were lost"
-
-
-def test_an_end_that_the_log_of_a_lost_replica_tells_is_the_verdict() -> None:
-    after = sure(
-        life.lost(
-            PLACED, PLACED, OTHER, NOW, resume=MADE, why="length", relegated=True, limit=LIMIT
-        )
-    )
-    assert after.verdict is not None
-    assert (after.verdict.finish_reason, after.verdict.relegated) == (FinishReason.LENGTH, True)
 
 
 @pytest.mark.parametrize("why", ["", "drained", "relegated", "no such word"])

@@ -246,17 +246,6 @@ def test_a_request_that_waits_behind_two_prefills_of_others_says_so() -> None:
     check(account, 9.5)
 
 
-def test_one_held_while_an_iteration_runs_has_its_part_of_it() -> None:
-    accounting = TimeAccounting("r1")
-    accounting.held(held(0, "acme.a", 10.0), RequestTimeline().waited(10.0, 10.0))
-    accounting.held(held(1, "mine.b", 10.3), RequestTimeline().waited(10.3, 10.3))
-    accounting.ran([0], [Chunk(0, 300, False)], decodes(10.4, 0.4))
-    account = accounting.timeline(1).account
-    assert account.queue_s == pytest.approx(0.1)
-    [whose] = account.neighbours
-    assert (whose.requests, whose.seconds) == (1, pytest.approx(0.1))
-
-
 def test_neighbours_beyond_the_largest_are_summed_up() -> None:
     each = [Neighbour(f"t{n}", "chat", 1, float(n)) for n in range(1, 8)]
     found = merged([*each, Neighbour("t7", "chat", 1, 1.0)])

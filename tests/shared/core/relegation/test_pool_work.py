@@ -1,6 +1,5 @@
 """The work in the pool, and the room for more."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,10 +67,6 @@ def test_the_limit_of_requests_is_shared_by_the_tenants_that_have_any() -> None:
     assert knows.retry_after_s(pooled("b.2"), NOW) == 30.0
 
 
-def test_nothing_is_refused_while_nothing_is_known_of_the_pool() -> None:
-    assert PoolRoom(100).retry_after_s(pooled("a.1"), NOW) is None
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500)), max_size=20))
 def test_the_work_of_those_that_left_is_gone(requests: list[tuple[str, int]]) -> None:
     work = PoolWork()
@@ -84,10 +79,3 @@ def test_the_work_of_those_that_left_is_gone(requests: list[tuple[str, int]]) ->
     for record in records:
         work.add(record, -1)
     assert work.lanes() == []
-
-
-@pytest.mark.parametrize("tokens_s", [1.0, 100.0])
-def test_the_retry_after_is_from_one_to_thirty_seconds(tokens_s: float) -> None:
-    for tokens in range(0, 10_000, 97):
-        wait_s = room(tokens_s, lane("a", tokens)).retry_after_s(pooled("a.1"), NOW)
-        assert wait_s is None or 1.0 <= wait_s <= 30.0

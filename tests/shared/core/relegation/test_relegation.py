@@ -322,52 +322,6 @@ def test_it_decides_as_one_that_sorts_everything_each_time(
 # ---------------------------------------------------------------- what that means
 
 
-@given(st.lists(st.integers(50, 500), min_size=2, max_size=5), st.integers(1, 4))
-def test_equal_tenants_are_given_alike_however_much_each_has_waiting(
-    prompts: list[int], per_digest: int
-) -> None:
-    core = pool(
-        *(record(f"t{t}.{i}", prompt=p) for t, p in enumerate(prompts) for i in range(240)),
-        per_digest=per_digest,
-    )
-    given_tokens = [0] * len(prompts)
-    for turn in range(60):
-        for place in handed(core, 1.0 + turn):
-            tenant = int(place.key[1])
-            given_tokens[tenant] += prompts[tenant]
-            core.handle(Taken(place.key), now_unix_s=NOW + 1.0 + turn)
-        assert max(given_tokens) - min(given_tokens) <= max(prompts)
-
-
-def test_new_names_take_turns_with_the_one_that_was_there_and_do_not_go_first_for_ever() -> None:
-    core = pool(*(record(f"old.{i}") for i in range(100)), per_digest=1)
-    turns = []
-    for turn in range(100):
-        if turn >= 20 and turn % 2:
-            core.handle(
-                Queued(record(f"new{turn}.1", arrived_s=float(turn))), now_unix_s=NOW + turn
-            )
-        turns += [place.key.split(".")[0] for place in handed(core, 1.0 + turn)]
-    assert len(turns) == 100
-    assert 35 <= turns[20:].count("old") <= 45  # 40 new names came
-
-
-def test_a_tenant_that_was_served_alone_owes_nothing_to_a_newcomer() -> None:
-    core = pool(*(record(f"old.{i}", arrived_s=-9) for i in range(50)), per_digest=1)
-    assert all(handed(core, 1.0 + i)[0].key.startswith("old.") for i in range(20))
-    core.handle(
-        Listed(
-            [
-                *(record(f"old.{i}", arrived_s=-9) for i in range(20, 50)),
-                *(record(f"new.{i}") for i in range(50)),
-            ]
-        ),
-        now_unix_s=NOW + 30,
-    )
-    turns = [handed(core, 31.0 + i)[0].key.split(".")[0] for i in range(20)]
-    assert turns.count("old") == turns.count("new") == 10
-
-
 def test_tenants_that_left_long_ago_are_forgotten() -> None:
     shares = Shares()
     for i in range(1000):
@@ -393,40 +347,3 @@ def test_a_planner_whose_clock_is_far_off_is_given_work_all_the_same() -> None:
         core = pool(*(record(f"t.{i}") for i in range(9)))
         assert len(handed(core, 1.0, digest(1.0 + skew_s))) == 2
         assert len(handed(core, 1.1, digest(1.1 + skew_s))) == 2
-
-
-def test_a_replica_without_standard_requests_is_handed_what_it_computes_until_its_next_digest() -> (
-    None
-):
-    def prompts(prompt: int, **more: object) -> int:
-        core = pool(*(record(f"t.{i}", prompt=prompt) for i in range(200)))
-        values = {"running": 0, "token_s": 1e-4, "free_slots": 150, "kv_blocks": 1000}
-        said = digest(1.0, **{**values, "kv_free_blocks": 1000, **more})
-        return len(handed(core, 1.0, said))
-
-    # 0.1 s are 1,000 tokens, in blocks of 16; the last one begins within them
-    assert prompts(96) == 11
-    assert prompts(81) == 11
-    assert prompts(5000) == 2  # as any
-    assert prompts(1) == 63
-    assert prompts(1, token_s=1e-5) == ALONE_MOST
-    assert prompts(1, free_slots=8) == 6  # a quarter is left to others
-    assert prompts(96, running=1) == prompts(96, waiting=1) == 2
-    assert prompts(96, kv_free_blocks=250 + 24) == 4
-    assert prompts(96, kv_free_blocks=250 + 0) == 2
-
-
-def test_replicas_without_standard_requests_share_what_waits() -> None:
-    core = pool(*(record(f"t.{i}", prompt=50) for i in range(20)))
-    for replica in "rstu":  # each was heard before
-        core.handle(Heard(digest(0.5, replica, surplus=False)), now_unix_s=NOW + 0.5)
-    for replica in "rstu":
-        core.handle(
-            Heard(digest(1.0, replica, running=0, free_slots=0, kv_blocks=999)),
-            now_unix_s=NOW + 1.0,
-        )
-    got = [
-        len(handed(core, 1.1, digest(1.1, replica, running=0, free_slots=50, kv_free_blocks=999)))
-        for replica in "rstu"
-    ]
-    assert got == [5, 5, 5, 5]

@@ -11,12 +11,11 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
-from shared.core.replica.fairness import CREDIT_TOKENS, QUANTUM_TOKENS, STEP, Fairness
+from shared.core.replica.fairness import CREDIT_TOKENS, Fairness
 from shared.core.replica.request_table import RequestTable
 from shared.rules.tiers import DEFAULT
 from shared.schemas import Offer
 from tests import made
-from tests.rings import slow_but
 
 SEED = 1
 
@@ -56,34 +55,6 @@ class Replica:
         return seen
 
 
-def test_a_tenant_alone_is_served_as_if_it_had_no_name() -> None:
-    replica = Replica()
-    replica.take(offer("a", n) for n in range(300))
-    assert not replica.fairness.contested
-    assert set(replica.seen()["a"]) == {1.0}
-
-
-def test_what_a_tenant_asks_for_beyond_another_counts_less() -> None:
-    replica = Replica()
-    replica.take(offer("a", n) for n in range(300))
-    replica.take(offer("b", n) for n in range(3))
-    seen = replica.seen()
-    assert set(seen["b"]) == {1.0}
-    assert seen["a"] == sorted(seen["a"], reverse=True)
-    assert seen["a"][-1] == pytest.approx(1.0 - STEP * (300_000 // QUANTUM_TOKENS), abs=STEP)
-
-
-def test_tenants_share_by_weight() -> None:
-    """320 requests of each, at weights 4 : 1: whatever the capacity, what counts most is 4 : 1."""
-    replica = Replica()
-    replica.take(offer("b", n) for n in range(320))
-    replica.take(offer("a", n, weight=4.0) for n in range(320))
-    seen = replica.seen()
-    for level in set(seen["a"]):
-        a, b = (1000 * sum(each >= level for each in seen[tenant]) for tenant in "ab")
-        assert a == 320_000 or a / 4 == pytest.approx(b, abs=QUANTUM_TOKENS)
-
-
 def test_only_requests_of_equal_importance_compete() -> None:
     replica = Replica()
     replica.take(offer("a", n, importance=2.0) for n in range(300))
@@ -92,13 +63,6 @@ def test_only_requests_of_equal_importance_compete() -> None:
         "a": {2.0},
         "b": {1.0},
     }
-
-
-def test_what_counts_less_still_counts_more_than_what_is_less_important() -> None:
-    replica = Replica()
-    replica.take(offer("a", n, importance=1.01, tokens=100_000) for n in range(1000))
-    replica.take(offer("b", n, importance=1.01) for n in range(3))
-    assert min(replica.seen()["a"]) > 1.0
 
 
 @given(away_tokens=st.integers(0, 10**7), weight=st.floats(0.1, 10.0))
@@ -118,17 +82,6 @@ def test_a_tenant_that_was_away_has_no_more_credit_than_stated(
     replica.take([offer("b", 1, weight=weight)], 2.0)
     turn = dict(zip(replica.table.slot.tolist(), replica.table.turn.tolist(), strict=True))
     assert turn[0] - turn[1] <= CREDIT_TOKENS + 1e-6
-
-
-def test_a_tenant_pays_only_for_what_was_done() -> None:
-    replica = Replica()
-    replica.take([offer("b", 0)])
-    for n in range(1000):
-        asked = offer("a", n)
-        replica.fairness.enter(asked, replica.table, 0.0)
-        replica.fairness.leave(asked)  # declined
-    replica.take(offer("a", n) for n in range(1000, 1003))
-    assert set(replica.seen()["a"]) == {1.0}
 
 
 def test_the_last_slots_are_left_to_tenants_that_have_less_than_their_share() -> None:
@@ -190,18 +143,3 @@ def test_a_flood_of_one_tenant_leaves_another_its_share(policy: str, least: floa
     alike = [each._replace(tenant="one") for each in planned]
     assert met_tokens(policy, alike)["one"][0] < 0.3
     assert met_tokens(policy, planned)["small"][0] > least
-
-
-@pytest.mark.parametrize("policy", slow_but(["qoserve"], ["slackline", "qoserve"]))
-def test_tenants_that_ask_for_more_than_there_is_share_by_tokens(policy: str) -> None:
-    met = met_tokens(policy, requests({"a": 40.0, "b": 20.0}, "chat", 30.0))
-    assert met["a"][1] / met["b"][1] == pytest.approx(1.0, abs=0.25)
-
-
-@pytest.mark.slow
-def test_a_flood_that_is_patient_leaves_slots_to_others() -> None:
-    planned = requests({"large": 60.0}, "summary", 60.0)
-    small = requests({"small": 2.0}, "chat", 60.0)
-    both = sorted([*planned, *small], key=lambda each: each.arrival_s)
-    met = met_tokens("slackline", [each._replace(number=n) for n, each in enumerate(both)])
-    assert met["small"][0] > 0.9

@@ -34,12 +34,3 @@ def test_the_engine_waits_for_no_more_than_its_share(exec_s: float, error: float
     print(f"seed {SEED}: waits {waits:.3%}, lead {1000 * mean_s:.1f} ms")
     assert waits <= 1.2 * IDLE_SHARE or mean_s > 0.8 * MAX_S, "longer leads were allowed"
     assert waits >= 0.5 * IDLE_SHARE or mean_s < 1.25 * FIRST_S, "a shorter lead would have done"
-
-
-def test_a_delay_that_does_not_come_again_is_forgotten_in_seconds() -> None:
-    lead, rng = Lead(FIRST_S, MAX_S), Random(SEED)
-    for _ in range(20):
-        lead.observe(0.5, 0.04)
-    assert lead.seconds == MAX_S
-    after(lead, 250, 0.04, 0.0, rng)  # ten seconds
-    assert lead.seconds == FIRST_S

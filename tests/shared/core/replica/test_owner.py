@@ -45,12 +45,3 @@ def _column(node: ast.AST) -> str:
 def test_only_the_request_table_writes_its_columns() -> None:
     files = [path for path in TABLE.parent.glob("*.py") if path not in OWNERS]
     assert {path.name: found for path in files if (found := written(path.read_text()))} == {}
-
-
-def test_a_write_is_seen_in_each_of_its_forms() -> None:
-    assert written("t.phase[row] = 1") == ["phase"]
-    assert written("self.t.phase[: n] += 1") == ["phase"]
-    assert written("a, t.slot[row] = 1, 2") == ["slot"]
-    assert written("due = t.next_due_unix_s[: t.live]\ndue[rows] = x") == ["next_due_unix_s"]
-    assert written("t.kv.overdrawn = True") == ["overdrawn"]
-    assert written("shown = t.importance[: n].copy()\nshown[rows] = x\nflight.firsts[i] = 1") == []

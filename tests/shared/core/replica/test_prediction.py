@@ -1,6 +1,4 @@
-"""The tables of `Prediction.launch` and `Reconciliation._predict_again` against a real table: every
-case, every column.
-"""
+"""The books run ahead of what the worker has told: launches, leaps, the KV of the draft model."""
 
 import math
 
@@ -16,18 +14,13 @@ from shared.perf.draft import Draft
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.seam import Choice, Phase, Speculation
-from shared.policy.speculation import draft_s
+from shared.policy.seam import Choice, Speculation
 from shared.schemas import Offer
 from shared.vocabulary import Slo
 from tests import made
-from tests.shared.core.docstring_table import Row, cases, promised
-from tests.shared.policy.views import Linear
 
 NOW, END = 1000.0, 1000.5
 SLOT, PROMPT, TBT_S = 3, 20, 0.1
-LAUNCH, AGAIN = cases(Prediction.launch), cases(Reconciliation._predict_again)
-PHASES = {phase.name: int(phase) for phase in Phase}
 
 
 class HalfASecond(Profile):
@@ -82,7 +75,7 @@ class Scene:
     def newest_unix_s(self) -> float:
         return self.row()["newest_token_unix_s"]
 
-    def row(self) -> Row:
+    def row(self) -> dict[str, float]:
         self.ahead.date_newest_tokens()
         at = self.table.row_of[SLOT]
         return {name: getattr(self.table, name)[at].item() for name in COLUMNS}
@@ -96,94 +89,10 @@ def drafts(depth: int) -> Speculation:
     )  # fmt: skip
 
 
-LAUNCHES: dict[str, tuple[Scene, int, Speculation | None]] = {
-    "chunk": (Scene(ttft_s=2.0, computed=0, generated=0), 8, None),
-    "last chunk": (Scene(ttft_s=2.0, computed=12, generated=0), 8, None),
-    "no TTFT": (Scene(ttft_s=None, computed=12, generated=0), 8, None),
-    "resumed": (Scene(ttft_s=2.0, computed=12, generated=5), 13, None),
-    "decode": (Scene(ttft_s=2.0, computed=24, generated=5), 1, None),
-    "drafting": (Scene(ttft_s=2.0, computed=24, generated=5), 4, drafts(3)),
-}
-
-
-def test_every_case_of_the_table_has_a_scene() -> None:
-    assert list(LAUNCH) == list(LAUNCHES)
-    assert list(AGAIN) == list(AGAINS)
-
-
-@pytest.mark.parametrize("case", LAUNCHES)
-def test_a_launch_changes_the_books_as_its_table_says(case: str) -> None:
-    scene, cap, speculation = LAUNCHES[case]
-    before = scene.row()
-    entries = scene.launch(cap, speculation)
-    names = {
-        **PHASES, "cap": cap, "c": before["computed_tokens"],
-        "end": END + scene.ahead.flights[0].draft_s,
-        "blocks": int(entries.blocks[0]),
-        "unsure": min(cap - 1, int(speculation.depth[0])) if speculation is not None else 0,
-    }  # fmt: skip
-    assert scene.row() == pytest.approx(promised(LAUNCH[case], before, names))
-    assert scene.table.live == 1
-
-
 def test_a_request_that_makes_its_last_token_leaves_the_live_rows() -> None:
     scene = Scene(ttft_s=2.0, computed=PROMPT + 48, generated=49)
     scene.launch(1)
     assert (scene.table.live, scene.table.used) == (0, 1)
-
-
-# The plans in flight, by their caps; then what the worker did of the first: positions, tokens.
-AGAINS: dict[str, tuple[list[int], int, int]] = {
-    "found": ([4, 4], 4 + 6, 0),
-    "ends behind": ([4, 8], 4 + 10, 0),
-    "ends here": ([4, 4], PROMPT, 1),
-    "no room": ([4, 4], 0, 0),
-    "no room, last": ([PROMPT, 1], 0, 0),
-}
-
-
-@pytest.mark.parametrize("case", AGAINS)
-def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> None:
-    caps, computed, emitted = AGAINS[case]
-    scene = Scene(ttft_s=2.0, computed=0, generated=0)
-    for cap in caps:
-        scene.launch(cap)
-    before = scene.row()
-    ended = END + 0.01
-    flight = scene.ahead.flights.popleft()
-    cached = max(computed - caps[0], 0)
-    found = pack([cached]) if cached else b""
-    did = {SLOT: (computed, emitted)}
-    ack = made.ack(did, plan_seq=0, cached=found, ended_unix_s=ended)
-    landing = Reconciliation(scene.table, scene.ahead).reconcile(flight, ack)
-    assert landing.missed == 1
-    after = scene.row()
-    names = {
-        **PHASES, "found": computed - caps[0], "cap": caps[0], "has": 0, "inf": math.inf,
-        "target": PROMPT, "ended": ended, "end_behind": scene.ahead.flights[0].end_unix_s,
-    }  # fmt: skip
-    expected = promised(AGAIN[case], before, names)
-    del after["kv_held_blocks"], expected["kv_held_blocks"]  # the table leaves it to _hold_kv
-    assert after == pytest.approx(expected)
-    scene.table.check()
-
-
-def test_the_newest_token_comes_when_the_last_plan_that_makes_one_ends() -> None:
-    scene = Scene(ttft_s=2.0, computed=24, generated=5)
-    scene.launch(1)
-    scene.launch(1)
-    scene.acked(1, END + 0.2)
-    assert scene.newest_unix_s() == END + 0.2 + (END - NOW)  # the plan behind moved too
-    scene.acked(1, END + 0.9)
-    assert scene.newest_unix_s() == END + 0.9
-
-
-def test_a_token_that_did_not_come_is_not_the_newest() -> None:
-    scene = Scene(ttft_s=2.0, computed=24, generated=5)
-    before = scene.newest_unix_s()
-    scene.launch(1)
-    scene.acked(0, END)
-    assert scene.newest_unix_s() == before
 
 
 def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
@@ -270,50 +179,3 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
     assert drafting([2, 0, 1], 0) == [0, 1]
     table.remove(0)
     assert drafting([1, 2], 0) == [1, 2]
-
-
-def test_a_plan_says_whether_the_draft_model_begins_with_a_request() -> None:
-    table = RequestTable(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000)
-    ahead = Prediction(table, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
-    for slot in (0, 1):
-        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
-
-    def begins(*depths: int) -> bool:
-        depth = np.array(depths, dtype=np.int32)
-        speculation = Speculation("chain", depth, np.ones(len(depths), dtype=np.int32), 1 << 20)
-        choice = Choice(
-            slots=np.arange(len(depths)), caps=depth + np.int32(1), speculation=speculation
-        )
-        return ahead.launch(0, ahead.entries(choice), NOW, HalfASecond()).draft_begins
-
-    assert not begins(0, 0)
-    assert begins(2, 0)
-    assert not begins(2, 0)
-    assert begins(2, 2)
-    assert not begins(2, 2)
-    ahead.preempt(1)
-    table.phase[table.row_of[1]] = Phase.DECODE  # its KV is computed again
-    assert begins(2, 2)
-    assert not begins(2, 2)
-
-
-@pytest.mark.parametrize(("chains", "steps"), [(False, [3, 1, 1]), (True, [3, 3, 3])])
-def test_an_engine_of_chains_is_charged_as_many_steps_for_all_as_for_the_deepest(
-    chains: bool, steps: list[int]
-) -> None:
-    """vLLM drafts three deep for all three, whatever of that is kept. Trees grow as planned."""
-    draft = Draft(Linear(), 1.0, 1.0)
-    table = RequestTable(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
-    ahead = Prediction(table, DraftCorrection(draft), chains=chains)
-    for slot in range(3):
-        table.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24, draft_tokens=24)
-    depth, one = np.array([3, 1, 1], dtype=np.int32), np.ones(3, dtype=np.int32)
-    choice = Choice(
-        slots=np.arange(3), caps=depth + one, speculation=Speculation("chain", depth, one, 100)
-    )
-    flight = ahead.launch(0, ahead.entries(choice), NOW, Linear())
-    wanted = np.array(steps, dtype=np.int32)
-    context = np.full(3, 25, dtype=np.int32)
-    assert flight.draft_s == pytest.approx(
-        draft_s(draft, depth=wanted, width=one, context=context, missing=one)
-    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.vocabulary import FinishReason, Slo
+from shared.vocabulary import Slo
 from tests.services.worker.engines.sharing_engine import SharingEngine
 from tests.shared.core.replica_bench import Act, Ask, Bench
 from tests.shared.core.replica_shells import World
@@ -133,27 +133,6 @@ def test_a_best_effort_request_has_its_first_token_in_the_time_that_its_tier_say
     assert max(client.beyond_s for client in bench.clients.values()) < CLOSE_S
 
 
-def test_a_best_effort_request_for_which_there_is_no_time_expires_on_its_replica() -> None:
-    """Prompts that come before it keep the replica busy for longer than it may wait."""
-    busy = [
-        Ask(after_s=0.0, prompt=300, max_tokens=40, output=40, slo=Slo(ttft_s=60.0, tbt_s=1.0))
-        for _ in range(6)
-    ]
-    late = Ask(
-        after_s=0.0, prompt=60, max_tokens=4, output=4, slo=Slo(ttft_s=0.1, tbt_s=0.1),
-        wait_s=0.3, best_effort=True,
-    )  # fmt: skip
-    world = World(
-        policy="fcfs", depth=2, kv_blocks=400, block_tokens=16, slots=16, delay_s=0.002,
-        noise=0.0, seed=1, settings={"chunk_tokens": "8"},
-    )  # fmt: skip
-    bench = Bench(world, [*busy, late], [])
-    bench.run_all()
-    *others, last = bench.clients.values()
-    assert last.ends == [FinishReason.EXPIRED] and not last.tokens
-    assert all(client.ends == [FinishReason.STOP] for client in others)
-
-
 @given(schedules(policies=POLICIES, faults=True, sharing="held"))
 def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
     schedule: tuple[World, list[Ask], list[Act]],
@@ -164,48 +143,6 @@ def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
     bench = Bench(*schedule)
     bench.run_all()
     assert isinstance(bench.engine, SharingEngine) and bench.engine.lapsed == 0
-
-
-def test_the_books_hold_more_requests_where_they_share_their_prompts() -> None:
-    """Eight requests of one prompt of 96 tokens and 40 of answer, in KV for 256: by themselves two
-    of them fit at a time.
-    """
-
-    def most(sharing: str) -> int:
-        """The most requests that had KV at one time."""
-        world = World(
-            policy="fcfs", depth=2, kv_blocks=64, block_tokens=4, slots=16, delay_s=0.002,
-            noise=0.0, seed=1, sharing=sharing, settings={"chunk_tokens": "64"},
-        )  # fmt: skip
-        asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=40, output=40, slo=Slo(ttlt_s=60.0))] * 8
-        bench, found = Bench(world, asks, []), list[int]()
-        bench.watch = lambda view: found.append(int((view.kv_held_blocks > 0).sum()))
-        bench.run_all()
-        return max(found)
-
-    assert (most(""), most("held")) == (2, 5)
-
-
-def test_the_books_let_more_requests_draft_where_they_share_their_prompts() -> None:
-    """Eight requests of one prompt of 96 tokens and 40 of answer. The draft model has KV for 256:
-    by themselves two of them draft at a time.
-    """
-
-    def most(sharing: str) -> int:
-        """The most requests that the draft model had KV of at one time."""
-        world = World(
-            policy="vllm", depth=2, kv_blocks=512, block_tokens=4, slots=16, delay_s=0.002,
-            noise=0.0, seed=1, draft_kv_blocks=64, sharing=sharing,
-            settings={"spec_tokens": "2"},
-        )  # fmt: skip
-        asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=40, output=40, slo=Slo(ttlt_s=60.0))] * 8
-        bench, found = Bench(world, asks, []), list[int]()
-        bench.watch = lambda view: found.append(int((view.draft_tokens > 0).sum()))
-        bench.run_all()
-        return max(found)
-
-    assert most("") == 2
-    assert most("held") >= 5
 
 
 def test_steps_do_not_look_cheaper_where_the_draft_finds_prompts_in_its_cache() -> None:

@@ -37,15 +37,6 @@ def table_with(slots: range) -> RequestTable:
     return table
 
 
-def test_every_column_is_allocated_with_its_declared_dtype() -> None:
-    table = table_with(range(0))
-    for name, dtype in COLUMNS.items():
-        column = getattr(table, name)
-        assert (column.dtype, column.shape) == (np.dtype(dtype), (8,)), name
-    own = {"restarts", "draft_held_blocks", "expires_unix_s", "begin_by_unix_s", "tenant", "turn"}
-    assert set(COLUMNS) == {field.name for field in fields(Rows)} | own
-
-
 def test_a_view_shows_every_column_that_policies_see_under_its_own_name() -> None:
     table = table_with(range(5))
     table.leave(1)

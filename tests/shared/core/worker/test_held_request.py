@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from shared.columns import pack
-from shared.core.worker.held_request import HeldRequest
 from shared.core.worker.step import Ran, TurnDone
 from shared.schemas import (
     Body,
@@ -13,24 +12,12 @@ from shared.schemas import (
     Resume,
     Sampling,
 )
-from shared.vocabulary import FinishReason, ReplicaId
+from shared.vocabulary import ReplicaId
 from tests import made
 from tests.shared.core.placed_record import placed
 from tests.simulated.folding import fold
 
 RECORD = made.record(attempt=1, expires_unix_s=1000000.0, prompt_tokens=4, max_tokens=40)
-
-
-def test_it_ends_where_its_record_says_if_that_is_before_what_was_asked_for() -> None:
-    """Admission cuts an answer to the fleet's longest context. A replica with a longer one came
-    later, and held the request for ever: its planner counts to the record's end.
-    """
-    body = Body(prompt=pack([1, 2, 3, 4]), sampling=Sampling(max_tokens=40))
-    for most in (40, 7):
-        record = replace(RECORD, max_tokens=most)
-        held = HeldRequest.begin(0, record, body, eos_token_ids=frozenset(), end_of_thinking=None)
-        work = held.work(4, 0, context_tokens=4096)
-        assert (work.limit, work.limit_reason) == (most, FinishReason.LENGTH)
 
 
 class Attempt:

@@ -81,15 +81,6 @@ def test_the_queue_is_sorted_by_the_value_that_was_chosen(value: str, order: lis
     assert gone == []
 
 
-def test_the_token_budget_counts_decodes_and_cuts_the_last() -> None:
-    made = [decode(summary(i)) for i in range(10)] + [
-        summary(20, target=600),
-        summary(21, target=600, arrived_s=0.1),
-    ]
-    batch, _ = planned(ascendra(batch_tokens=1000), at(LP, made))
-    assert entries(batch) == {**dict.fromkeys(range(10), 1), 20: 600, 21: 390}
-
-
 def test_the_compute_budget_is_the_tightest_tbt_of_the_running_decodes() -> None:
     """Linear: 10 ms, 30 us and 20 us for the decode and its context, 80 us a token and a little
     attention; 150 ms leave 1,743 tokens.
@@ -133,15 +124,6 @@ def test_the_memory_budget_holds_back_a_request_that_does_not_fit_and_all_behind
     ]
     batch, _ = planned(ascendra(value="fcfs"), at(LP, made, free=40))
     assert entries(batch) == {1: 160}
-
-
-def test_a_prefill_cut_to_the_budget_goes_on_before_the_others() -> None:
-    made = [
-        Row(slot=0, phase=Phase.PREFILL, target=3000, computed=1000, ttft_s=60.0),
-        chat(1, target=100),
-    ]
-    batch, _ = planned(ascendra(batch_tokens=512), at(LP, made))
-    assert entries(batch) == {0: 512}
 
 
 @given(
@@ -266,15 +248,6 @@ def test_an_urgent_request_that_would_be_cut_leaves_and_its_share_goes_to_the_ne
     assert entries(batch) == {0: 1, 1: 1400, 3: 80}
 
 
-def test_only_lp_offloads_and_nobody_twice() -> None:
-    full = [decode(chat(i), context=16) for i in range(128)]
-    urgent = chat(500, target=640, arrived_s=-0.8)
-    for pool in (HP, "", "other"):
-        assert planned(ascendra(), at(pool, [*full, urgent]))[1] == []
-    assert planned(ascendra(), at(LP, [*full, replace(urgent, offloaded=True)]))[1] == []
-    assert planned(ascendra(), at(LP, [*full, replace(urgent, best_effort=True)]))[1] == []
-
-
 @given(seen=seen_views, worst=st.sampled_from([0.0, 1.0, 20.0]))
 def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are(
     seen: View, worst: float
@@ -296,18 +269,6 @@ def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are
 
 
 # ---------------------------------------------------------------- HP: prefill first, elastic (secti
-
-
-def test_hp_runs_prefills_alone_in_order_of_arrival_and_then_decodes() -> None:
-    made = [decode(chat(i)) for i in range(3)] + [
-        chat(7, target=900, arrived_s=-0.2),
-        chat(8, target=1500, arrived_s=-0.4),
-    ]
-    batch, gone = planned(ascendra(), at(HP, made))
-    assert list(entries(batch).items()) == [(8, 1500), (7, 548)]
-    assert gone == []
-    batch, _ = planned(ascendra(), at(HP, made[:3]))
-    assert entries(batch) == {0: 1, 1: 1, 2: 1}
 
 
 @given(seen=seen_views, elastic=st.booleans())

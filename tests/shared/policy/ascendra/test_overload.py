@@ -18,7 +18,6 @@ from tests.shared.policy.ascendra.test_ascendra import (
     at,
     chat,
     planned,
-    row_of,
     seen_views,
 )
 from tests.shared.policy.views import (
@@ -26,7 +25,6 @@ from tests.shared.policy.views import (
     Row,
     decode,
     entries,
-    rows,
     shape_of,
     summary,
 )
@@ -50,28 +48,6 @@ def test_who_still_waits_past_the_deadline_is_relegated_or_dropped_and_nobody_el
     batch, _ = planned(ascendra(overload="drop"), at(pool, made))
     assert (list(batch.relegate), list(batch.release)) == ([], [(0, "dropped"), (3, "dropped")])
     assert not {0, 3} & set(entries(batch))
-
-
-@given(
-    seen=seen_views,
-    pool=st.sampled_from([LP, HP, ""]),
-    overload=st.sampled_from(["drop", "relegate"]),
-)
-def test_nobody_is_given_up_before_the_deadline(seen: View, pool: str, overload: str) -> None:
-    policy = ascendra(overload=overload)
-    batch, _ = planned(policy, replace(seen, pool=pool))
-    dropped = [slot for slot, why in batch.release if why == "dropped"]
-    assert policy.declared.drops or not dropped
-    for slot in [*dropped, *batch.relegate]:
-        row = row_of(seen, slot)
-        assert min(seen.first_due_unix_s[row], seen.last_due_unix_s[row]) < NOW
-        assert not seen.best_effort[row]
-
-
-@given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
-def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View, pool: str) -> None:
-    batch, _ = planned(ascendra(), replace(seen, pool=pool))
-    assert batch.repeats == 1 or (seen.phase == Phase.DECODE).all()
 
 
 # ---------------------------------------------------------------- relegated requests: where room is
@@ -115,13 +91,6 @@ def test_a_relegated_prefill_takes_what_is_left_of_the_time_and_no_turn_from_dec
     assert seen.profile.batch_s(shape) <= ROOM_S < seen.profile.batch_s(shape.with_chunk(1, tokens))
 
 
-@pytest.mark.parametrize("pool", [LP, HP, ""])
-def test_relegated_requests_alone_have_all_the_room(pool: str) -> None:
-    made = [decode(chat(0, best_effort=True)), chat(1, target=5000, best_effort=True)]
-    batch, _ = planned(ascendra(), at(pool, made))
-    assert entries(batch) == {0: 1, 1: 2047}
-
-
 @given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
 def test_standard_requests_are_served_as_if_no_relegated_request_waited(
     seen: View, pool: str
@@ -163,23 +132,3 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
     assert accepted([chat(0)], [moved, offer("t.p", left="offloaded")]) == [True, True]
     assert accepted(running, [new, moved]) == [False, True]
     assert accepted(running, [offer("t.l", prompt_tokens=40_000), new]) == [False, True]
-
-
-@given(
-    made=rows(most=6),
-    lefts=st.lists(st.sampled_from(["", "offloaded", "drained"]), max_size=8),
-    promised=st.integers(0, 1),
-)
-def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(
-    made: list[Row], lefts: list[str], promised: int
-) -> None:
-    seen = replace(at(HP, made), promised=[offer("t.x")] * promised)
-    offers = [offer(f"t.{n}", left=left) for n, left in enumerate(lefts)]
-    answers = ascendra().admit(seen, offers)
-    others = [a.accepted for a, o in zip(answers, offers, strict=True) if o.left != "offloaded"]
-    assert all(a.accepted for a, o in zip(answers, offers, strict=True) if o.left == "offloaded")
-    assert sum(others) <= 1
-    waits = any(r.phase != Phase.DECODE and not r.best_effort for r in made)
-    if promised or waits or "offloaded" in lefts:
-        assert not any(others)
-    assert all(a.accepted for a in ascendra().admit(replace(seen, pool=LP), offers))

@@ -94,14 +94,6 @@ def test_the_own_profile_stands_in_until_enough_was_seen_and_while_the_fit_is_fa
     assert model.now(given) is given
 
 
-def test_decodes_alone_teach_nothing() -> None:
-    model = learned(Linear(), Linear())
-    before = model.fitted
-    for n in range(100):
-        model.observe(BatchShape(decodes=50, decode_context=9000), 5.0, NOW + 500 + n)
-    assert model.fitted == before
-
-
 def test_the_refitted_model_moves_the_threshold() -> None:
     """The engine is twice as slow as its profile: a request that would have had time is urgent."""
     policy = ascendra()

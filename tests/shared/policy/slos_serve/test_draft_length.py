@@ -187,26 +187,6 @@ def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less
     assert speculating(rows, free=3).speculation is None
 
 
-def test_decodes_with_time_draft_while_nothing_waits_for_its_prefill() -> None:
-    rows = [decoding(n, tbt_s=0.1) for n in range(4)]
-    alone = speculating(rows)
-    assert alone.speculation is not None and (alone.caps > 1).all()
-    assert speculating([*rows, waiting(9, tokens=5000, ttft_s=9.0)]).speculation is None
-    assert speculating(rows, policy(speculate="paper")).speculation is None
-
-
-def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() -> None:
-    rows = [decoding(n, tbt_s=0.05, context=1000 * (1 + n)) for n in range(6)]
-    few = entries(speculating(rows))
-    # 1,000 tokens take the draft 4 ms; a tenth of the batch is 5
-    assert [few[n] > 1 for n in range(6)] == [True, *[False] * 5]
-    seen = replace(view(rows), draft=DRAFT)
-    read = policy().plan(replace(seen, draft_tokens=seen.computed_tokens))[0]
-    assert all(cap > 1 for cap in entries(read).values())
-    longest = entries(speculating([decoding(0, tbt_s=0.05, context=9000)]))
-    assert longest[0] > 1, "one context is read however long it is"
-
-
 def test_a_request_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
     """Both requests have had five tokens. The first token of one came 4 TPOTs ago, that of the
     other 8.
@@ -269,10 +249,3 @@ def test_what_was_seen_before_a_planner_took_over_does_not_end_drafts_for_ever()
     learned.forget(AGAIN)
     learned.begin(before)  # as before every plan
     assert learned.alpha > 0.5
-
-
-def test_every_verified_token_but_the_newest_is_charged_a_step() -> None:
-    draft = Draft(Linear(), 0.05, 0.05)
-    step_s = draft.step_s(BatchShape(decodes=3, decode_context=3 * 500))
-    for length in (1, 2, 3, 5):
-        assert drafting_s(draft, (3,), (length,), 500.0) == pytest.approx((length - 1) * step_s)

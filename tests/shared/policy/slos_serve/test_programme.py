@@ -148,32 +148,6 @@ def test_the_programme_is_as_good_as_brute_force(
         assert value_of(of, served) == 0
 
 
-@given(seed=st.integers(0, 10**9), memory=st.booleans())
-def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(
-    seed: int, memory: bool
-) -> None:
-    rng = Random(seed)
-    of = drawn(rng, new=5, forced=3, values=True, memory=memory, tiers=2)
-    of = of._replace(
-        tier=np.array([rng.randrange(3) for _ in range(8)]),
-        decoding=(1, 2, 3),
-        rate=Line(1000.0, (0.02, 0.05, 0.1)),
-    )
-    of = eased(of, never_s=1e6)
-    best = by_brute_force(of)
-    served = choose(of)
-    assert value_of(of, served) == pytest.approx(0.0 if best is None else best)
-    assert holds(of, served) == (best is not None)
-
-
-def test_the_figure_of_the_paper_takes_two_of_three() -> None:
-    """Figure 5: all three exceed the budget before the last one's deadline, and the first and the
-    last do not.
-    """
-    of = problem([1.0, 2.0, 3.0], [800.0, 900.0, 1300.0], value=[2.0, 1.0, 2.0], decoding=(0, 5))
-    assert choose(of).tolist() == [True, False, True]
-
-
 def test_beside_decodes_that_are_too_many_already_nobody_is_taken() -> None:
     of = eased(
         problem([1.0, 2.0, 0.5], [10.0, 10.0, 10.0], new=[True, True, False], decoding=(60, 0)),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import CHATBOT, Synthetic
-from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES
-from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Phase, View
@@ -25,13 +25,12 @@ from shared.policy.slos_serve.demand import (
     LATELY_S,
     LOOSE_TPOT_S,
     PromptPrices,
-    TightestOffered,
 )
 from shared.rules.tiers import Tier, TierSet
-from shared.vocabulary import Definition, ServiceClass, Slo
+from shared.vocabulary import Definition, Slo
 from tests.rings import slow_but
 from tests.shared.policy.slos_serve.slos_serving import accepted, decoding, offer, policy, waiting
-from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views
+from tests.shared.policy.views import NOW, Linear, Row, entries, shape_of, view, views
 
 # ---------------------------------------------------------------- batches (section 3.2.2, Algorithm
 
@@ -47,19 +46,6 @@ def test_a_batch_fills_the_tightest_tpot_of_the_decodes() -> None:
     assert Linear().batch_s(shape_of(seen, more)) > 0.05 - MARGIN_S
     loose = view([decoding(1, tbt_s=0.1), waiting(2, tokens=5000, ttft_s=9.0)])
     assert entries(policy().plan(loose)[0])[2] > 2 * got[2]
-
-
-def test_prefills_go_by_deadline() -> None:
-    seen = view(
-        [decoding(0), waiting(1, ttft_s=3.0), waiting(2, ttft_s=1.0), waiting(3, ttft_s=2.0)]
-    )
-    assert list(entries(policy().plan(seen)[0]))[:2] == [0, 2]
-
-
-def test_of_prefills_with_one_deadline_the_first_to_arrive_goes_first_whatever_its_slot() -> None:
-    earlier = waiting(7, ttft_s=math.inf, arrived_s=-2.0)
-    later = waiting(1, ttft_s=math.inf, arrived_s=-1.0)
-    assert list(entries(policy().plan(view([later, earlier]))[0])) == [7, 1]
 
 
 @given(
@@ -90,12 +76,6 @@ def test_along_a_horizon_every_decode_has_its_tokens_in_time_and_the_looser_ones
         assert len(came[paces.index(0.1)]) < len(came[paces.index(0.05)])
 
 
-def test_with_nothing_to_prefill_all_decodes_run_until_something_happens() -> None:
-    (choice,) = policy().plan(view([decoding(0, tbt_s=0.05), decoding(1, tbt_s=0.5)]))
-    assert set(entries(choice)) == {0, 1}
-    assert choice.repeats > 1000
-
-
 def test_a_batch_ends_at_a_prefill_deadline_inside_it() -> None:
     first, second = waiting(1, tokens=100, ttft_s=0.03), waiting(2, tokens=5000, ttft_s=9.0)
     seen = view([decoding(0), first, second])
@@ -104,11 +84,6 @@ def test_a_batch_ends_at_a_prefill_deadline_inside_it() -> None:
     assert Linear().batch_s(shape_of(seen, choice)) <= 0.03
     lost = view([decoding(0), replace(first, ttft_s=0.015), second])  # no batch could keep that
     assert Linear().batch_s(shape_of(lost, policy().plan(lost)[0])) > 0.045
-
-
-@given(seen=rows().map(view))
-def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
-    assert bool(len(policy().plan(seen)[0].slots)) == bool(seen.rows)
 
 
 @given(seen=views)
@@ -127,27 +102,6 @@ def test_only_best_effort_requests_lose_kv_for_a_prompt(seen: View) -> None:
 
 
 # ---------------------------------------------------------------- best-effort tier (section 4.1)
-
-
-def test_best_effort_requests_get_what_standard_ones_leave() -> None:
-    best = [decoding(10, best_effort=True), waiting(11, tokens=300, best_effort=True)]
-    roomy = policy().plan(view([decoding(0), waiting(1, tokens=100), *best]))[0]
-    assert list(entries(roomy)) == [0, 10, 1, 11]
-    full = policy().plan(view([decoding(0), waiting(1, tokens=5000, ttft_s=9.0), *best]))[0]
-    assert set(entries(full)) == {0, 1}
-
-
-def test_a_batch_with_best_effort_decodes_keeps_the_tpot_of_the_standard_ones() -> None:
-    seen = view(
-        [
-            decoding(0, tbt_s=0.015),
-            *(decoding(n, context=1600, best_effort=True) for n in range(1, 60)),
-        ]
-    )
-    choice = policy().plan(seen)[0]
-    assert 0 in entries(choice)
-    assert 1 < len(choice.slots) < 60
-    assert Linear().batch_s(shape_of(seen, choice)) <= 0.015
 
 
 def test_best_effort_requests_lose_their_kv_for_a_standard_prompt_the_latest_first() -> None:
@@ -180,12 +134,6 @@ def test_whose_first_token_cannot_come_in_time_is_declined_with_a_word_when_to_a
     assert late.earliest_s is not None and 0.5 < late.earliest_s < 2.0
 
 
-def test_what_was_promised_counts() -> None:
-    one = offer(0, tokens=6000)
-    assert accepted(view([]), [one]) == [True]
-    assert accepted(replace(view([]), promised=[one]), [offer(1, tokens=6000)]) == [False]
-
-
 def test_of_those_that_come_together_as_many_as_possible_are_taken_or_the_important_ones() -> None:
     long, short = offer(0, tokens=6000), [offer(n, tokens=3000) for n in (1, 2)]
     assert accepted(view([]), [long, *short]) == [False, True, True]
@@ -194,11 +142,6 @@ def test_of_those_that_come_together_as_many_as_possible_are_taken_or_the_import
         False,
         False,
     ]
-
-
-def test_more_offers_than_the_programme_is_for_are_decided_too() -> None:
-    got = accepted(view([]), [offer(n, tokens=1000) for n in range(30)])
-    assert 7 <= sum(got) <= 11
 
 
 def test_no_request_is_taken_that_leaves_the_decodes_no_time() -> None:
@@ -222,28 +165,6 @@ def test_memory_is_that_of_prompts_and_expected_outputs_of_standard_requests() -
     assert accepted(view(running, capacity=89), one, by) == [False]
     best = [replace(row, best_effort=True) for row in running]
     assert accepted(view(best, capacity=45), one, by) == [True]
-
-
-def test_best_effort_offers_are_taken_whatever_else_waits() -> None:
-    seen = view([waiting(n, tokens=8000) for n in range(9)])
-    assert accepted(seen, [offer(0, service_class=ServiceClass.BEST_EFFORT), offer(1)]) == [
-        True,
-        False,
-    ]
-
-
-def test_a_request_of_several_stages_is_budgeted_at_its_tightest() -> None:
-    decodes = [decoding(n, tbt_s=0.1, context=1000, max_tokens=6) for n in range(310)]
-    thinking = Slo(ttft_s=9.0, tbt_s=0.1, thinking_tbt_s=0.03)
-    assert accepted(
-        view(decodes, capacity=50_000), [offer(0, slo=Slo(ttft_s=9.0, tbt_s=0.1), tokens=100)]
-    ) == [True]
-    # the others run in every fourth batch
-    assert accepted(view(decodes, capacity=50_000), [offer(0, slo=thinking, tokens=100)]) == [True]
-    tight = [
-        decoding(n, tbt_s=0.1, later_tbt_s=0.03, context=1000, max_tokens=6) for n in range(310)
-    ]
-    assert accepted(view(tight, capacity=50_000), [offer(0, slo=thinking, tokens=100)]) == [False]
 
 
 # ---------------------------------------------------------------- other SLOs than TTFT and TPOT
@@ -281,29 +202,6 @@ def test_a_profile_that_counts_prompts_as_attention_alone_does_not_shut_everyone
     # in chunks of 95 tokens, one in 0.1 s, within a TTFT of 1 s
     assert accepted(seen, [offer(tokens=500)]) == [True]
     assert accepted(seen, [offer(tokens=2000)]) == [False]
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 40), st.sampled_from([0.01, 0.02, 0.05, 0.2])),
-        min_size=1,
-        max_size=20,
-    ),
-    st.integers(0, 120),
-)
-def test_the_tightest_tpot_is_that_of_the_last_minute(
-    gaps: list[tuple[int, float]], after_s: int
-) -> None:
-    seen, now_s = TightestOffered(), 0.0
-    came = list[tuple[float, float]]()
-    for gap_s, tpot_s in gaps:
-        now_s += gap_s
-        seen.offered(tpot_s, now_s)
-        came.append((now_s, tpot_s))
-    now_s += after_s
-    assert seen.at(now_s) == min(
-        [LOOSE_TPOT_S, *(tpot_s for at_s, tpot_s in came if at_s >= now_s - LATELY_S)]
-    )
 
 
 def test_an_impossible_slo_shortens_best_effort_batches_for_a_minute_only() -> None:
@@ -368,25 +266,3 @@ def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_firs
     assert 0 < sum(relegated) < 0.5 * len(requests)
     assert np.count_nonzero(ours & ~np.array(relegated)) <= 0.02 * len(requests)
     assert ours.sum() < 0.6 * theirs.sum()
-
-
-def test_with_a_draft_model_far_fewer_are_declined_and_no_other_request_is_late() -> None:
-    slo = Slo(ttft_s=0.6, tbt_s=0.1, definition=Definition.MAX_TPOT_10)
-    tiers = TierSet(name="chat", default="chat", tiers={"chat": Tier(slo=slo)})
-    requests = plan_requests(
-        draw_arrivals(Gaps(), 8.0, 40.0, 1), Synthetic((CHATBOT,), 8192), tiers, seed=1
-    )
-    facts = ReplicaFacts(max_slots=len(requests) + 1)  # each check looks at every slot
-
-    def violated(draft: float) -> int:
-        result = simulate(
-            Traffic(requests, tiers),
-            Deployment("slos_serve", "a100-llama2-7b", facts=facts, draft=draft),
-            RunOptions(check_every=5),
-        )
-        broken = np.array([verdict is None or not verdict.slo_met for verdict in result.verdicts])
-        relegated = [verdict is not None and verdict.relegated for verdict in result.verdicts]
-        assert np.count_nonzero(broken & ~np.array(relegated)) <= 0.01 * len(requests)
-        return int(broken.sum())
-
-    assert 0 < 3 * violated(0.05) < violated(0.0)

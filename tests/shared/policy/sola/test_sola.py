@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
-from shared.policy.seam import Choice, Ended, Observation, Phase, View
+from shared.policy.seam import Ended, Observation, Phase, View
 from shared.policy.sola.output_lengths import (
     MIN_ENDS,
     LengthDistributions,
@@ -34,9 +34,9 @@ from shared.policy.sola.problem import (
     too_long,
 )
 from shared.policy.sola.state import Prefills, State, alone_s
-from shared.rules.tiers import BUILT_IN, load_tiers
-from shared.vocabulary import Definition, Slo
-from tests.shared.policy.views import NOW, Row, entries, rows, shape_of, view, views
+from shared.rules.tiers import load_tiers
+from shared.vocabulary import Definition
+from tests.shared.policy.views import NOW, Row, entries, rows, shape_of, view
 
 ample = rows().map(view)  # KV for all of them
 
@@ -140,15 +140,6 @@ def test_a_decode_that_has_just_begun_holds_no_prefill_back() -> None:
     assert planned(seen_as(rows))[9] == 2000
 
 
-def test_prefills_share_k_in_order_and_decodes_wait() -> None:
-    rows = [
-        decoding(0, since_first_s=0.5, generated=10),
-        waiting(8, since_s=0.3, tokens=200),
-        waiting(9, since_s=0.35, tokens=200),
-    ]
-    assert planned(seen_as(rows)) == {9: 200, 8: 184}  # three tiles of 128 in 0.5 s
-
-
 def test_where_all_prefills_fit_decodes_are_added_until_k_the_worst_predicted_first() -> None:
     rows = [
         decoding(slot, since_first_s=0.4 + slot / 1000, generated=10, max_tokens=500)
@@ -178,24 +169,7 @@ def test_loosened_eq_1_holds_for_the_share_that_still_can_be_held() -> None:
     assert planned(seen_as([*rows, *prefills])) == {9: 256}
 
 
-@given(slack=st.lists(st.floats(-1, 5), min_size=1, max_size=10), share=st.floats(0.05, 1))
-def test_the_pause_keeps_the_share_and_no_longer_one_does(slack: list[float], share: float) -> None:
-    longest = pause_s(np.array(slack), share)
-    need = math.ceil(share * len(slack) - 1e-9)
-    if longest > 0:
-        assert sum(s >= longest for s in slack) >= need
-    assert sum(s > longest for s in slack) < need or longest == math.inf
-
-
 # ------------------------------------------------- optimise TPOT subject to TTFT (Eq. 2)
-
-PRESSED = decoding(0, since_first_s=0.9, generated=10)  # p_TPOT 0.9
-
-
-def test_these_prefills_are_not_chunked_up_to_the_bound_of_a_batch() -> None:
-    rows = [PRESSED, waiting(1, since_s=0.01, tokens=385)]
-    assert planned(seen_as(rows)) == {0: 1, 1: 385}
-    assert planned(seen_as(rows), sola(max_batch_tokens=256)) == {0: 1, 1: 256}
 
 
 def test_loosened_eq_2_holds_for_the_share_that_still_can_be_held() -> None:
@@ -261,20 +235,6 @@ def test_prefills_that_are_predicted_alike_go_by_arrival_and_best_effort_ones_la
     )
 
 
-def test_decodes_go_by_predicted_tpot() -> None:
-    seen = seen_as(
-        [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.3, generated=3)]
-    )
-    # (0.5 + 0.01 * 90) / 100 = 14 ms and (0.3 + 0.01 * 97) / 100 = 12.7 ms; with 10 left each, 30
-    # and 30.8 ms.
-    long = State(seen, np.array([90.0, 97.0]), 0.01)
-    assert long.decodes_by_tpot(np.array([0, 1])).tolist() == [0, 1]
-    assert State(seen, np.array([10.0, 10.0]), 0.01).decodes_by_tpot(np.array([0, 1])).tolist() == [
-        1,
-        0,
-    ]
-
-
 def test_a_request_whose_kv_was_dropped_is_judged_by_its_pace() -> None:
     # 0.3 s for 10 tokens, then 0.11 s: 0.41 of 1.0 s
     dropped = waiting(1, since_s=0.3, tokens=110, generated=10)
@@ -314,36 +274,6 @@ def test_who_would_overflow_at_the_peak_is_passed_over_and_the_next_may_begin() 
         )
 
 
-def test_without_the_prediction_a_request_that_fits_now_may_begin() -> None:
-    policy = ended(sola(peak_memory=False), *[100] * MIN_ENDS)
-    running = decoding(0, since_first_s=0.5, generated=51, max_tokens=500)
-    big, small = waiting(1, since_s=0.39, tokens=160), waiting(2, since_s=0.38, tokens=16)
-    assert set(planned(seen_as([running, big, small], capacity=28), policy)) - {0} == {1, 2}
-
-
-def test_the_peak_also_bounds_the_prefills_that_eq_2_asks_for() -> None:
-    policy = ended(sola(), *[100] * MIN_ENDS)
-    urgent = [waiting(slot, since_s=0.25 - slot / 1000, tokens=160) for slot in (1, 2)]
-    # With one of them, when the running one ends after 90 tokens: (175 + 90) * 2, 33 blocks; with
-    # both 49.
-    assert planned(seen_as([PRESSED, *urgent], capacity=48), policy) == {0: 1, 1: 160}
-    assert planned(seen_as([PRESSED, *urgent], capacity=49), policy) == {0: 1, 1: 160, 2: 160}
-
-
-def test_what_has_begun_goes_on_however_tight_memory_is() -> None:
-    rows = [
-        decoding(0, since_first_s=0.1, generated=10),
-        waiting(1, since_s=0.39, tokens=160, computed=80, phase=Phase.PREFILL),
-    ]
-    assert planned(seen_as(rows, capacity=22))[1] == 80
-
-
-def test_a_request_that_needs_the_whole_kv_begins_once_it_is_empty() -> None:
-    assert planned(seen_as([waiting(1, since_s=0.1, tokens=100, max_tokens=60)], capacity=10)) == {
-        1: 100
-    }
-
-
 # ---------------------------------------------------------------- the whole policy
 
 
@@ -373,12 +303,6 @@ def test_iterations_without_all_decodes_prefill_whole_tiles_or_all_there_is_in_t
     assert prefilled == [slot for slot in order if slot in prefilled]
 
 
-@given(seen=views)
-def test_kv_is_preempted_only_when_the_decodes_are_short_of_it(seen: View) -> None:
-    (choice,) = sola().plan(seen)
-    assert bool(choice.preempt) == bool(len(chunk.decoding(seen).victims))
-
-
 def test_a_prefill_whose_kv_is_taken_back_stands_in_nobodys_way() -> None:
     rows = [
         decoding(0, since_first_s=0.0, generated=1),
@@ -388,15 +312,6 @@ def test_a_prefill_whose_kv_is_taken_back_stands_in_nobodys_way() -> None:
     (choice,) = sola(max_batch_tokens=256).plan(seen_as(rows, free=0))
     assert list(choice.preempt) == [1]
     assert entries(choice) == {0: 1, 2: 100}
-
-
-def test_only_decodes_alone_are_said_to_repeat() -> None:
-    def repeats(rows: Sequence[Row]) -> Choice:
-        return sola().plan(seen_as(rows))[0]
-
-    assert repeats([PRESSED]).repeats > 1
-    assert repeats([PRESSED, waiting(1, since_s=0.0)]).repeats == 1
-    assert repeats([PRESSED, waiting(1, since_s=0.39)]).repeats == 1
 
 
 def test_best_effort_prefills_run_beside_decodes_as_far_as_their_tpot_allows() -> None:
@@ -410,14 +325,6 @@ def test_best_effort_prefills_run_beside_decodes_as_far_as_their_tpot_allows() -
 def test_an_iteration_that_cannot_hold_a_tile_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_batch_tokens 100 is less than a tile of 128"):
         registry.make("sola", {"max_batch_tokens": "100"})
-
-
-def test_the_papers_slos_are_tier_sets() -> None:
-    assert load_tiers("sola-llama3-8b-tight").tiers["chat"].slo == Slo(ttft_s=0.4, tbt_s=0.15)
-    assert load_tiers("sola-qwen1.5-72b-loose").tiers["chat"].slo == Slo(ttft_s=4.85, tbt_s=0.4)
-    alone = {"zero_load_ttft_s": 0.04, "zero_load_tbt_s": 0.015, "zero_load_ttlt_s": 1.0}
-    assert load_tiers("sola-10x").tiers["chat"].slo.resolved(**alone) == Slo(ttft_s=0.4, tbt_s=0.15)
-    assert sum(name.startswith("sola-") for name in BUILT_IN) == 14
 
 
 # about as short as the paper's ShareGPT
@@ -444,8 +351,3 @@ def test_it_attains_more_than_fcfs_on_a_chat_near_its_limit() -> None:
     theirs, _ = served("fcfs", {"chunk_tokens": "1024"}, rate=20.0)
     assert ours > theirs + 0.02
     assert ours > 0.97
-
-
-def test_with_learned_lengths_kv_that_is_always_full_is_hardly_ever_taken_back() -> None:
-    _, result = served("sola", {}, rate=16.0, kv_blocks=2500)
-    assert result.preempted < 0.005 * len(result.verdicts)

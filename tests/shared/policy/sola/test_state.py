@@ -20,15 +20,6 @@ from tests.shared.policy.views import NOW
 # ---------------------------------------------------------------- state monitor (section 4.3)
 
 
-def test_real_time_tpot_is_the_time_since_the_first_token_over_the_tokens_so_far() -> None:
-    seen = seen_as(
-        [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.03, generated=1)]
-    )
-    # 0.5 s / 10 and 0.03 s / 1, of 0.1 s
-    assert state_of(seen).tpot_ratios == pytest.approx([0.5, 0.3])
-    assert state_of(seen).pause_s == pytest.approx([0.5, 0.07])
-
-
 def test_a_first_token_that_came_just_now_has_no_tpot_yet() -> None:
     assert len(state_of(seen_as([decoding(0, since_first_s=0.0, generated=1)])).tpot_ratios) == 0
 
@@ -38,21 +29,6 @@ def test_real_time_ttft_runs_while_a_request_waits_and_stays_what_it_became() ->
     seen = replace(seen, first_token_unix_s=np.array([math.inf, NOW - 1.7]))
     assert state_of(seen).ttft_ratios == pytest.approx([0.25, 0.75])
     assert state_of(replace(seen, start_unix_s=NOW + 0.1)).ttft_ratios == pytest.approx([0.5, 0.75])
-
-
-def test_best_effort_requests_and_those_without_the_slo_are_not_counted() -> None:
-    rows = [
-        waiting(0, since_s=9.0, best_effort=True),
-        waiting(1, since_s=9.0, ttft_s=math.inf),
-        waiting(2, since_s=0.1),
-    ]
-    state = state_of(
-        seen_as(
-            [*rows, decoding(3, since_first_s=9.0, generated=2, tbt_s=math.inf, best_effort=True)]
-        )
-    )
-    assert state.ttft_ratios == pytest.approx([0.25])
-    assert len(state.tpot_ratios) == 0
 
 
 def test_a_ttlt_bounds_the_first_token_by_what_the_output_needs_and_then_the_pace() -> None:
@@ -122,17 +98,6 @@ def test_asking_again_for_the_same_iteration_counts_once() -> None:
     for _ in range(3):
         assert window.problem(1.0, 0.2, 0.5) is Problem.TPOT
     assert window.problem(2.0, 0.9, 0.5) is Problem.TTFT
-
-
-def test_a_window_of_one_follows_each_iteration_and_a_longer_one_lags() -> None:
-    # 0.6 against 0.25
-    calm = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.1)]
-    sudden = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.28)]  # against 0.7
-    for window, begins in ((1, True), (4, False)):
-        policy = sola(window=window)
-        for n in range(3):
-            planned(replace(seen_as(calm), start_unix_s=NOW + n * 1e-6), policy)
-        assert (1 in planned(replace(seen_as(sudden), start_unix_s=NOW + 1e-5), policy)) == begins
 
 
 def test_without_a_prefill_waiting_the_window_begins_anew() -> None:

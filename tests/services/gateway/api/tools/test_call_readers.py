@@ -124,12 +124,6 @@ def test_calls_are_read_in_every_form(form: str, text: str, expected: Heard) -> 
     assert read(form, text, range(len(text))) == expected  # a character at a time
 
 
-@given(st.sampled_from(FORMS), cuts)
-def test_cuts_change_nothing(case: tuple[str, str, Heard], cuts: list[int]) -> None:
-    form, text, expected = case
-    assert read(form, text, cuts) == expected
-
-
 @pytest.mark.parametrize(("form", "text"), NO_CALLS)
 def test_text_that_is_no_call_is_given_whole(form: str, text: str) -> None:
     assert read(form, text) == Heard(text, [])

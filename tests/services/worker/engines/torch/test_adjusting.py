@@ -2,8 +2,6 @@
 depend on the other rows.
 """
 
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -21,12 +19,8 @@ from transformers import (  # noqa: E402
 )
 
 from services.worker.engines.torch.adjusting import Written, adjusted  # noqa: E402
-from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
 from services.worker.engines.torch.sampling import Draw, choose  # noqa: E402
 from shared.schemas import Sampling  # noqa: E402
-from tests.services.worker.engines.torch.playing import play  # noqa: E402
-from tests.services.worker.engines.torch.test_engine import CLOSE, OUTPUT  # noqa: E402
-from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 VOCABULARY = 64
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20)
@@ -101,49 +95,6 @@ def test_min_p_leaves_the_tokens_that_transformers_leaves(
     assert set(certain) <= set(found)
 
 
-def test_logits_that_no_request_changes_are_not_copied_and_others_not_touched() -> None:
-    logits = drawn(1, rows=3)
-    before = logits.clone()
-    plain = Written(Sampling(), 1, [1, 2], ())
-    biased = Written(Sampling(logit_bias={4: 1.0}), 1, [1, 2], ())
-    assert adjusted(logits, [plain] * 3) is logits
-    changed = adjusted(logits, [plain, biased, plain])
-    assert torch.equal(logits, before)  # log-probabilities are of these
-    assert torch.equal(changed[[0, 2]], before[[0, 2]])
-    assert changed[1, 4] == before[1, 4] + 1
-    assert torch.equal(changed[1:2], adjusted(logits[1:2], [biased]))
-
-
 def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
     far = Written(Sampling(logit_bias={VOCABULARY: 5.0}, min_tokens=9), 1, [1, 2], (-1, VOCABULARY))
     assert torch.equal(adjusted(drawn(2), [far]), drawn(2))
-
-
-def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: Path) -> None:
-    """Compare each output up to its first close call, with random chunks, mixes, preemptions."""
-    folder, bias = tiny_model(tmp_path, "Llama"), {101: 4.0, 32: -100.0}
-    engine = TorchEngine(
-        folder, profile="cpu-tiny", device="cpu", kv_blocks=24, block_tokens=8, max_slots=4
-    )
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rng = Random(3)
-    prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 5, 9, 16, 30, 40)]
-    asked = Sampling(temperature=0.0, repetition_penalty=1.3, logit_bias=bias, min_tokens=OUTPUT)
-    compared = 0
-    for said in play(engine, rng, prompts, lambda _: asked, slots=4, output=OUTPUT):
-        prompt = prompts[said.request]
-        out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, do_sample=False,
-            repetition_penalty=1.3,
-            sequence_bias=[[[token], value] for token, value in bias.items()],
-            eos_token_id=sorted(engine.facts.eos_token_ids),
-            return_dict_in_generate=True, output_scores=True,
-        )  # fmt: skip
-        best = torch.cat(out.scores).topk(2).values
-        sure = next(
-            (n for n, lead in enumerate((best[:, 0] - best[:, 1]).tolist()) if lead < CLOSE), OUTPUT
-        )
-        assert said.tokens[:sure] == out.sequences[0, len(prompt) :].tolist()[:sure]
-        compared += sure
-    assert compared > 3 * OUTPUT
-    engine.close()

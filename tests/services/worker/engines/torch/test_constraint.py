@@ -123,27 +123,6 @@ def test_the_format_wins_over_min_tokens(engine: TorchEngine) -> None:
     assert text_of(written(engine, sampling, 1, Random(1))) in ("yes", "no", "perhaps")
 
 
-def test_free_text_beside_it_is_untouched(engine: TorchEngine) -> None:
-    """Its tokens are those that it has alone."""
-    free, held = Sampling(temperature=0.0), Sampling(structured=JsonObject(), temperature=0.0)
-
-    def tokens(beside: bool) -> list[int]:
-        said: list[int] = []
-        work = [Work(Slot(0), len(PROMPT), True)]
-        engine.load(Load(Slot(0), PROMPT, 0, free, 1))
-        if beside:
-            engine.load(Load(Slot(1), PROMPT, 0, held, 1))
-            work.append(Work(Slot(1), len(PROMPT), True))
-        for _ in range(5):
-            said += engine.execute(work, None).done[0].tokens
-            work = [Work(entry.slot, 1, True) for entry in work]
-        for entry in work:
-            engine.release(entry.slot)
-        return said
-
-    assert tokens(beside=True) == tokens(beside=False)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -36,7 +36,7 @@ EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
 seeded = settings(deadline=None, print_blob=True, max_examples=EXAMPLES)
 GREEDY = Sampling(temperature=0.0)
 OUTPUT, CLOSE = 12, 1e-4  # tokens generated; a lead of the likeliest token that rounding may turn
-FAMILIES = ("Llama", "Qwen2", "Qwen3", "OPT")
+OTHERS = ("Qwen2", "Qwen3", "OPT")
 
 
 class Expected(NamedTuple):
@@ -129,17 +129,17 @@ def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEng
 
 
 @pytest.mark.parametrize(
-    "way",
+    ("family", "way"),
     [
-        "as it comes",
-        "without sparse kernels",
-        "gathered",
-        "packed",
-        "padded",
-        pytest.param("on CUDA", marks=needs_cuda),
+        ("Llama", "as it comes"),
+        ("Llama", "without sparse kernels"),
+        ("Llama", "gathered"),
+        ("Llama", "packed"),
+        ("Llama", "padded"),
+        pytest.param("Llama", "on CUDA", marks=needs_cuda),
+        *(pytest.param(other, "as it comes", marks=pytest.mark.slow) for other in OTHERS),
     ],
 )
-@pytest.mark.parametrize("family", slow_but(["Llama"], FAMILIES))
 def test_greedy_tokens_are_those_of_generate(
     family: str, way: str, bank: Callable[[str], Bank]
 ) -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 from services.worker.engines.torch.paged import Blocks, Place  # noqa: E402
 
@@ -48,12 +47,3 @@ def test_a_sequence_grows_while_a_block_is_free_and_no_position_is_anothers(
             assert [
                 position for begin, end in stretches for position in range(begin, end)
             ] == place.positions(first, tokens).tolist()
-
-
-def test_sequences_that_grow_side_by_side_lie_in_one_stretch_each() -> None:
-    blocks = Blocks(256, 16)
-    places = [Place(16, 500) for _ in range(6)]
-    for tokens in (64, 128, 500):
-        for place in places:
-            blocks.grow(place, tokens)
-    assert [len(place.within(0, 500)) for place in places] == [1] * 6
