@@ -68,21 +68,23 @@ class Recording:
     def __init__(self, duration_s: float) -> None:
         self._duration_s, self._began_unix_s = duration_s, math.inf
         self._rows: list[tuple[object, ...]] = []  # not yet written
-        self._heard = self._without = 0
+        self._written = self._without = 0
 
     @contextmanager
     def begun(self, path: Path, now_unix_s: float) -> Iterator[Callable[[], None]]:
         """A function that writes to this file what was heard since. May raise ConfigError."""
 
         def write() -> None:
-            csv.writer(file).writerows(self._rows)
+            rows.writerows(self._rows)
             file.flush()
+            self._written += len(self._rows)
             self._rows.clear()
 
         self._began_unix_s = now_unix_s
-        self._rows.append(COLUMNS)
         try:
             with _opened(path) as file:
+                rows = csv.writer(file)
+                rows.writerow(COLUMNS)
                 write()
                 try:
                     yield write
@@ -103,11 +105,10 @@ class Recording:
             tenant, _, _ = ended.key.partition(".")
             lengths = verdict.prompt_tokens, verdict.output_tokens
             self._rows.append((f"{arrival_s:.6f}", *lengths, ended.tier, tenant))
-            self._heard += 1
 
     @property
     def in_words(self) -> str:
-        out = f"{self._heard:,} requests"
+        out = f"{self._written:,} requests"
         if self._without:
             out += f"; {self._without:,} more had no answer, and are not in it"
         return out

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from loadgen.simulator.latency import LATENCIES, Latency
-from loadgen.simulator.misjudged import Scatter
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
@@ -63,9 +62,6 @@ class Deployment:
         `draft`.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
-    engine_scatter: over that, iterations of each size take so many times as long, one after the
-        other (misjudged.py); empty: none does.
-    verification_times: verified drafts take the engine so many times what the profile says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
     outages: the deaths of workers.
     """
@@ -81,8 +77,6 @@ class Deployment:
     hand_back: bool = True
     engine: EngineFacts | None = None
     engine_times: float = 1.0
-    engine_scatter: Scatter = field(default_factory=dict)
-    verification_times: float = 1.0
     length_times: float = 1.0
     outages: Sequence[Outage] = ()
     admission: AdmissionSettings | None = None

@@ -16,11 +16,8 @@ from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage
 from loadgen.simulator.misjudged import (
-    BatchTime,
     MisjudgedLengths,
-    scattered,
     stretched,
-    with_dear_drafts,
 )
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -143,6 +140,7 @@ class Simulation:
         """Every replica is there and known; then the first arrival is scheduled."""
         draft = draft_of(self._profile, deployment.draft)
         own, own_draft, longest_chain = self._profile, draft, 0
+        times = deployment.engine_times
         if deployment.engine is not None:
             own = profiles.load(deployment.engine.profile)
             own_draft = draft_of(own, deployment.engine.draft)
@@ -184,9 +182,8 @@ class Simulation:
                 Random(f"{self._traffic.seed}/latency/{i}{life}"),
                 self._fleet,
                 hand_back=deployment.hand_back,
-                # iterations that scatter are never alike
-                leaps=self._options.leaps and not deployment.engine_scatter,
-                batch_s=_engine(deployment, own.batch_s),
+                leaps=self._options.leaps,
+                batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
                 engine_draft=own_draft,
             )
 
@@ -397,14 +394,3 @@ class Arrivals:
         while i is not None:
             self.unsent += 1
             i = self._next_rounds.pop(self._keys[i], None)
-
-
-def _engine(deployment: Deployment, batch_s: BatchTime) -> BatchTime:
-    """The times of an engine whose profile says `batch_s`."""
-    if deployment.verification_times != 1.0:
-        batch_s = with_dear_drafts(batch_s, deployment.verification_times)
-    if deployment.engine_times != 1.0:
-        batch_s = stretched(batch_s, deployment.engine_times)
-    if deployment.engine_scatter:
-        batch_s = scattered(batch_s, deployment.engine_scatter)
-    return batch_s

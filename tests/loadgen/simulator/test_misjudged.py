@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.simulator.deployment import Deployment, EngineFacts
-from loadgen.simulator.misjudged import MisjudgedLengths, scattered, with_dear_drafts
+from loadgen.simulator.misjudged import MisjudgedLengths
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
@@ -18,32 +18,10 @@ from shared.policy.slos_serve.policy import SlosServe
 from shared.policy.vllm import Vllm
 from shared.rules.tiers import DEMO_3
 from tests.loadgen.planned import drawn
-from tests.shared.policy.views import Linear
 
 
 def served(deployment: Deployment) -> SimulationResult:
     return simulate(Traffic(drawn("mix", 4.0, 10.0), DEMO_3, 1), deployment)
-
-
-def test_scattered_iterations_take_times_of_their_size_or_of_the_next_to_it() -> None:
-    profile, few = Linear(), BatchShape(decodes=3, decode_context=300)
-    chunk, many = few.with_chunk(40, 0), BatchShape(decodes=200, decode_context=20_000)
-    batch_s = scattered(profile.batch_s, {2: (2.0, 1.0), 6: (1.5, 1.2, 1.1)})
-    shapes = (few, chunk, few, many, chunk, few)
-    found = [batch_s(shape) / profile.batch_s(shape) for shape in shapes]
-    assert found == pytest.approx([2.0, 1.5, 1.0, 1.2, 1.1, 2.0])
-
-
-def test_dear_drafts_take_so_many_times_as_long_and_nothing_else_does() -> None:
-    profile = Linear()
-    dear_s = with_dear_drafts(profile.batch_s, 3.0)
-    plain = BatchShape(decodes=4, decode_context=400)
-    verifying = plain._replace(prefill_tokens=8, prefill_sq=16.0, prefill_cross=800.0)
-    chunk = verifying.with_chunk(100, 0)
-    assert dear_s(plain) == profile.batch_s(plain)
-    assert dear_s(chunk) == profile.batch_s(chunk)
-    drafts_s = profile.batch_s(verifying) - profile.batch_s(plain)
-    assert dear_s(verifying) == pytest.approx(profile.batch_s(plain) + 3.0 * drafts_s)
 
 
 def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
@@ -52,9 +30,6 @@ def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
     slow = served(replace(deployment, engine_times=1.3))
     assert slow.busy_s > 1.1 * usual.busy_s
     assert all(verdict is not None for verdict in slow.verdicts)
-    uneven = served(replace(deployment, engine_scatter={4: (1.0, 1.6, 1.3)}))
-    assert uneven.busy_s > 1.1 * usual.busy_s
-    assert all(verdict is not None for verdict in uneven.verdicts)
 
 
 def test_engines_take_what_they_are_whatever_profile_the_planners_know() -> None:
