@@ -8,6 +8,7 @@ Poisson number of mean a ln(1/p) reaches i, and accepted with (a / (a + 1))^i ti
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -38,6 +39,20 @@ def yields() -> Sequence[Yield]:
                 break
             found.append(Yield(depth, verified, accepted))
     return tuple(found)
+
+
+@cache
+def _by_verified() -> tuple[list[float], list[float]]:
+    each = sorted((known.verified, known.accepted / known.verified) for known in yields())
+    return [verified for verified, _ in each], [share for _, share in each]
+
+
+def accepted_share(verified: float) -> float:
+    """The share of drafts that is accepted where so many are verified for a request."""
+    known, shares = _by_verified()
+    at = min(bisect_left(known, verified), len(known) - 1)
+    nearer = at > 0 and verified - known[at - 1] < known[at] - verified
+    return shares[at - nearer]
 
 
 def _reaches(count: int, mean: float) -> float:

@@ -119,7 +119,7 @@ def _load(name: str, run: Run) -> Row:
 
 # What stands in place of each constant: it has no effect then, or another size of it.
 CONSTANTS: Mapping[str, tuple[float, str]] = {
-    "bounds.LOOSE_S": (1.6, "no pace looser than 0.4 s"),
+    "bounds.LOOSE_S": (1.6, "no pace looser than 0.2 s"),
     "bounds.STEP_MARGIN": (1.0, "iterations 1.2 times as long as lately"),
     "bounds.RESERVE": (1.0, "0.65 of a TTLT kept for the output at most"),
     "bounds.HASTE": (1.0, "4 times the pace that a TTLT asks"),
@@ -136,7 +136,7 @@ CONSTANTS: Mapping[str, tuple[float, str]] = {
     "kv.TIMES": (1.0, "twice the seconds before a claim"),
     "iteration.FIRST": (1, "12 looked at one by one"),
     "iteration.DRAFT_BLOCKS": (0, "2 blocks left to drafts"),
-    "drafts.NEEDED": (0.0, "drafts below 2.5 passes"),
+    "drafts.NEEDED": (0.0, "drafts below 2 passes"),
     "drafts.SURE": (1.0, "half counts where windows judge"),
     "drafts.FADE": (0.2, "a weight of 0.02"),
     "drafts.FORGOTTEN": (0.05, "a weight of 0.0005 without drafts"),

@@ -32,7 +32,7 @@ DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 LAST = DEFINITIONS.index(Definition.TTLT)
 
-LOOSE_S = 0.4  # no pace is looser, so that no request holds KV for ever
+LOOSE_S = 0.2  # no pace is looser, so that no request holds KV for ever
 FAR_S = 3600.0  # a prefill without any deadline is due so long after its arrival
 STEP_MARGIN = 1.2  # iterations may be so much longer than lately while an output is made
 RESERVE = 0.65  # of a TTLT, the most that is kept for the longest output expected
@@ -46,6 +46,8 @@ class Learned(NamedTuple):
     """The policy's knowledge of outputs and iterations, and the prices."""
 
     lengths: OutputLengths
+    upper: Floats  # [applications of the view] the longest output expected
+    mean: Floats
     step_s: float  # of an iteration with decodes, lately
     prices: Prices
 
@@ -97,15 +99,14 @@ def prefills_of(view: View, rows: Rows, learned: Learned) -> Prefills:
     """[rows]"""
     now, target, cached = view.start_unix_s, view.target_tokens[rows], view.computed_tokens[rows]
     application, most = view.application[rows], view.max_tokens[rows]
-    upper, mean = learned.lengths.upper(view.applications), learned.lengths.mean(view.applications)
     facts = (
         view.arrived_unix_s[rows] - now,
         view.next_due_unix_s[rows] - now,
         view.last_due_unix_s[rows] - now,
         view.tightest_tbt_s[rows],
         view.generated_tokens[rows],
-        np.minimum(upper[application], most),
-        np.minimum(mean[application], most),
+        np.minimum(learned.upper[application], most),
+        np.minimum(learned.mean[application], most),
         *(target, cached),
     )
     blocks = np.maximum(-(-target // view.block_tokens) - view.kv_held_blocks[rows], 0.0)
@@ -181,6 +182,7 @@ class Decodes(NamedTuple):
 
     rows: Rows  # of the view
     tbt_s: Floats  # the pace of the SLO
+    last_s: Floats  # until the last token is due; inf without a TTLT
     asked_s: Floats  # the pace that a TTLT asks for; inf without one
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
@@ -208,8 +210,8 @@ def decodes_of(
     now, step_s, definition = view.start_unix_s, learned.step_s, view.definition[rows]
     made, tbt_s = view.generated_tokens[rows], view.tbt_s[rows]
     application, most = view.application[rows], view.max_tokens[rows]
-    upper = np.minimum(learned.lengths.upper(view.applications)[application], most)
-    mean = np.minimum(learned.lengths.mean(view.applications)[application], most)
+    upper = np.minimum(learned.upper[application], most)
+    mean = np.minimum(learned.mean[application], most)
     last_s, next_s = view.last_due_unix_s[rows] - now, view.next_due_unix_s[rows] - now
     left = _left(made, upper, mean, last_s, step_s)
     by_deadline = ((definition == DEADLINE) | (definition == LAST)) & (next_s < math.inf)
@@ -228,17 +230,19 @@ def decodes_of(
     of_mean_s = view.first_token_unix_s[rows] - now + made * tbt_s
     paced = of_mean_s < math.inf
     by_windows = (definition == WINDOWS) & paced
+    eases = left.asked_s >= tbt_s  # no TTLT asks for more than the pace of the SLO
     if np.count_nonzero(paced):  # so many paces after the first token
-        even_s = np.where(paced & ~by_windows, np.maximum(even_s, of_mean_s), even_s)
+        even_s = np.where(paced & ~by_windows & eases, np.maximum(even_s, of_mean_s), even_s)
     latest_s = even_s
-    deadline_s = np.where(by_deadline, next_s, even_s) if earns else even_s
+    deadline_s = np.where(by_deadline & eases, next_s, even_s) if earns else even_s
     some = by_windows.nonzero()[0]
     if len(some):
         own_s, late_s = windows.next_tokens(view, rows[some], np.minimum(step_s, tbt_s[some]))
         latest_s, even_s, deadline_s = even_s.copy(), even_s.copy(), deadline_s.copy()
+        own_s = np.where(eases[some], own_s, np.minimum(own_s, even_s[some]))
         latest_s[some] = np.maximum(even_s[some], late_s)
         even_s[some] = deadline_s[some] = own_s
-    columns = (rows, tbt_s, left.asked_s, pace_s, left.tokens, by_windows)
+    columns = (rows, tbt_s, last_s, left.asked_s, pace_s, left.tokens, by_windows)
     return Decodes(*columns, even_s, even_s, latest_s, deadline_s)
 
 
@@ -249,17 +253,9 @@ def as_judged(view: View) -> View:
     free: Bools = (view.definition == LAST) & view.has_ttlt
     if not np.count_nonzero(free):
         return view
-
-    def without(column: Floats) -> Floats:
-        return np.where(free, np.inf, column)
-
-    return replace(
-        view,
-        first_due_unix_s=without(view.first_due_unix_s),
-        next_due_unix_s=without(view.next_due_unix_s),
-        tbt_s=without(view.tbt_s),
-        tightest_tbt_s=without(view.tightest_tbt_s),
-    )
+    names = ("first_due_unix_s", "next_due_unix_s", "tbt_s", "tightest_tbt_s")
+    free_s: dict[str, Any] = {name: np.where(free, np.inf, getattr(view, name)) for name in names}
+    return replace(view, **free_s)
 
 
 def as_offer_judged(offer: Offer) -> Offer:

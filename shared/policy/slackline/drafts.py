@@ -12,14 +12,14 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
-from shared.policy.draft_yields import ACCEPTANCE, DEEPEST, yields
+from shared.policy.draft_yields import ACCEPTANCE, DEEPEST, accepted_share, yields
 from shared.policy.seam import Bools, Choice, Drafts, Floats, Observation, Speculation, View
 from shared.policy.slackline.bounds import LOOSE_S, MARGIN_S, WINDOWS, Decodes
 from shared.policy.slackline.iteration import filled, with_best_effort
 from shared.policy.slackline.prices import ONE, Prices
 from shared.policy.speculation import draft_s
 
-NEEDED = 2.5  # below so many times a pass of one decode a pace needs drafts
+NEEDED = 2.0  # below so many times a pass of one decode a pace needs drafts
 SURE = 0.5  # of what is accepted on average counts where windows judge: luck lasts longer than ten
 FADE = 0.02  # weight of one iteration
 FORGOTTEN = 0.0005  # of what was learned, in an iteration without drafts: they come back
@@ -46,9 +46,9 @@ class Accepted:
 
     def _learn(self, drafts: Drafts) -> None:
         self._seen = True
-        verified, accepted = float(drafts.drafted.mean()), float(drafts.accepted.mean())
-        law = min(yields(), key=lambda known: abs(known.verified - verified))
-        expected = law.accepted * verified / law.verified
+        count = len(drafts.drafted)
+        verified, accepted = int(drafts.drafted.sum()) / count, int(drafts.accepted.sum()) / count
+        expected = verified * accepted_share(verified)
         if expected > 0:
             self.scale += FADE * (_within(accepted / expected) - self.scale)
 
@@ -97,9 +97,8 @@ def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
     """The decodes with so many drafts, spread evenly."""
     each = drafts / shape.decodes
     cross = each * shape.decode_context
-    return shape._replace(
-        prefill_tokens=drafts, prefill_sq=each * drafts, prefill_cross=cross, drafts=drafts
-    )
+    decodes, context = shape.decodes, shape.decode_context
+    return BatchShape(drafts, 0, each * drafts, cross, 0, decodes, context, drafts)
 
 
 def needing(view: View, pace_s: Floats) -> Bools:

@@ -27,11 +27,11 @@ DRAFT_BLOCKS = 2  # with a draft model, prefills that begin leave each decode so
 class Order:
     """Standard decodes in the order in which their tokens are due."""
 
-    def __init__(self, view: View, decodes: Decodes) -> None:
+    def __init__(self, view: View, decodes: Decodes, every: Decoding) -> None:
         self._view, self.decodes = view, decodes
+        self.all = only(view, every, decodes.rows)
         self.pace_s = float(decodes.pace_s.min(initial=math.inf))
-        shape = chunk.decodes_of(view, decodes.rows)
-        self.every_s = view.profile.batch_s(shape) + MARGIN_S  # a pass of all
+        self.every_s = view.profile.batch_s(self.all.shape) + MARGIN_S  # a pass of all
         self.earliest_s = float(decodes.until_s.min(initial=math.inf))
         self.all_kept = self.earliest_s >= self.every_s - 1e-9
 
@@ -88,13 +88,11 @@ def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare:
     """The choice for the decodes in `every`, and the standard prefills in `queue`. `spare`: [rows]
     the best-effort requests that run in the time which is left.
     """
-    standard = order.decodes.rows
-    longest_s = order.longest_s
+    standard, longest_s, running = order.decodes.rows, order.longest_s, order.all
     if not len(standard):
         # no standard decode: no longer than a pace, so that an arrival need not wait
         longest_s = _unpaced_s(view, queue.pace_s)
     budget_s = longest_s - MARGIN_S
-    running = only(view, every, standard)
     if len(queue.rows):
         first, due_s = queue.rows[:FIRST], queue.due_s[:FIRST] - MARGIN_S
         if len(standard) and order.all_kept and _some_late(view, running, first, due_s):
@@ -236,7 +234,7 @@ def best_effort_first(view: View, order: Order, every: Decoding, queue: Rows) ->
         running = only(view, every, order.running(longest_s))
     else:
         longest_s = _unpaced_s(view, view.tightest_tbt_s)
-        running = only(view, every, order.decodes.rows)
+        running = order.all
     budget_s = longest_s - MARGIN_S
     rows, waiting = (
         some[np.lexsort((view.slot[some], view.arrived_unix_s[some]))]

@@ -66,6 +66,8 @@ class Reserve:
         faded = math.exp(min(self._at_unix_s - view.start_unix_s, 0.0) / FADES_S)
         self._peak_blocks = max(needed, self._peak_blocks * faded)
         self._at_unix_s = view.start_unix_s
+        if not np.count_nonzero(patient):
+            return queue
         begin = (patient & (view.computed_tokens[queue.rows] == 0)).nonzero()[0]
         others = float(view.kv_held_blocks[view.best_effort].sum())
         spare = view.kv_free_blocks + others - max(0.0, self._peak_blocks - held)

@@ -79,13 +79,13 @@ class Slackline:
         if not asked:
             return answers
         offers = [bounds.as_offer_judged(offer) for offer in offers]
+        if all(math.isinf(offers[n].next_due_unix_s) and offers[n].slo.ttlt_s for n in asked):
+            return answers
         coming = [bounds.as_offer_judged(o) for o in view.promised if o.service_class is standard]
         coming += [offers[n] for n in asked]
-        new = bounds.prefills_of_offers(coming, view, self._learned(view))
-        last = new.taken(slice(-len(asked), None))
-        if last.waits.all():
-            return answers
         now = self._now(view)
+        new = bounds.prefills_of_offers(coming, view, now.learned)
+        last = new.taken(slice(-len(asked), None))
         both = now.waiting.beside(new)
         room = None
         if all(offers[n].hops_left for n in asked):  # another replica may have KV
@@ -130,17 +130,20 @@ class Slackline:
         queue = weighed.queue
         if len(queue.rows) and not np.count_nonzero(view.whole[queue.rows]):
             decodes = decodes.spending()
-        if len(weighed.relegated):
+        if len(relegated := weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
+        # a whole answer that is late already gives way, too
+        over = decodes.rows[view.whole[decodes.rows] & (decodes.last_s < 0.0)]
+        relegated = np.concatenate((relegated, over))
         queue = self._reserve.beginning(view, queue)
         every = make_room(view, every, queue.rows[: iteration.FIRST])
         if len(queue.rows):
             kept = iteration.kept_for_drafts(view)
-            every, queue = claimed(view, every, queue, kept, weighed.relegated)
+            every, queue = claimed(view, every, queue, kept, relegated)
         choice = self._choice(now, decodes, every, queue)
         promoted = self._promoted(now, weighed, every.victims)
-        if len(weighed.relegated) + len(promoted):
-            away, back = view.slot[weighed.relegated].tolist(), view.slot[promoted].tolist()
+        if len(relegated) + len(promoted):
+            away, back = view.slot[relegated].tolist(), view.slot[promoted].tolist()
             return [replace(choice, relegate=away, promote=back, repeats=1)]
         # what is right changes with each token, but where all are decodes
         alike = len(every.rows) == view.rows == len(choice.slots)
@@ -155,8 +158,9 @@ class Slackline:
                 decodes = decodes.taken(runs[decodes.rows])
         others = bool(np.count_nonzero(view.best_effort))
         calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
-        spare = view.best_effort if calm else np.zeros(view.rows, dtype=np.bool_)
-        order, choice = Order(view, decodes), None
+        # where the last token judges, a late one may catch up
+        spare = view.best_effort & (calm | (view.definition == bounds.LAST))
+        order, choice = Order(view, decodes, every), None
         if others and self._owes(view):
             choice = iteration.best_effort_first(view, order, every, queue.rows)
         # beside prefills that find no KV decodes run as if none waited, so that they end
@@ -178,15 +182,16 @@ class Slackline:
         return OWED * (view.start_unix_s - self._owed_since_unix_s) > self._step_s
 
     def _learned(self, view: View) -> Learned:
-        return Learned(self._lengths, self._step_s, self._prices.of(view.profile))
+        lengths, prices = self._lengths, self._prices.of(view.profile)
+        upper, mean = lengths.upper(view.applications), lengths.mean(view.applications)
+        return Learned(lengths, upper, mean, self._step_s, prices)
 
     def _now(self, view: View) -> Now:
         view, learned = bounds.as_judged(view), self._learned(view)
         rows: Rows = (~view.in_decode & view.standard).nonzero()[0]
         waiting = bounds.prefills_of(view, rows, learned)
         rows = (view.in_decode & view.standard).nonzero()[0]
-        waits = len(waiting.rows) > 0
-        decodes = bounds.decodes_of(view, rows, learned, self._windows, waits=waits)
+        decodes = bounds.decodes_of(view, rows, learned, self._windows, waits=len(waiting.rows) > 0)
         fast = 1.0
         if needing(view, decodes.tbt_s).any():
             fast = speed(view, self._accepted.scale, len(rows))

@@ -96,7 +96,7 @@ def test_a_leapt_run_is_the_run_of_single_iterations(
 
 
 def test_so_is_one_of_two_replicas_of_which_one_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = planned.drawn("sharegpt", 3.0, 8.0, seed=12)
+    requests = planned.drawn("sharegpt", 1.5, 8.0, seed=12)
     outages = (Outage(1, 4.0, 2.0),)
     both(requests, "slackline", monkeypatch, replicas=2, outages=outages)
 

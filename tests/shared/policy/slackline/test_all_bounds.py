@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace as replaced
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import DRAFT
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Ended
+from shared.policy.seam import Ended, View
 from shared.policy.slackline import bounds
 from shared.policy.slackline.bounds import MARGIN_S, SHARE, Decodes, Learned, Prefills, as_judged
 from shared.policy.slackline.prices import prices_of
@@ -131,16 +132,21 @@ def test_a_request_whose_ttft_cannot_be_kept_is_declined_though_it_has_a_ttlt(
     assert answer.accepted
 
 
+def learned_of(seen: View, lengths: OutputLengths, step_s: float = STEP_S) -> Learned:
+    upper, mean = lengths.upper(seen.applications), lengths.mean(seen.applications)
+    return Learned(lengths, upper, mean, step_s, prices_of(seen.profile))
+
+
 def decodes_of(*rows: Row, step_s: float = STEP_S, waits: bool = False) -> Decodes:
     seen = view([decode(row, generated=10) for row in rows])
-    learned = Learned(OutputLengths(), step_s, prices_of(seen.profile))
+    learned = learned_of(seen, OutputLengths(), step_s)
     return bounds.decodes_of(seen, np.arange(len(rows)), learned, Windows(), waits=waits)
 
 
 def prefills_of(*rows: Row, lengths: OutputLengths, step_s: float = STEP_S) -> Prefills:
     seen = view(rows)
     seen.applications = ("",)
-    learned = Learned(lengths, step_s, prices_of(seen.profile))
+    learned = learned_of(seen, lengths, step_s)
     return bounds.prefills_of(seen, np.arange(len(rows)), learned)
 
 
@@ -164,7 +170,7 @@ def test_a_request_that_thinks_has_the_tightest_pace_of_the_stages_to_come() -> 
     slo = Slo(ttft_s=6.0, thinking_tbt_s=0.2, tbt_s=0.05)
     thinking = interactive(1, tbt_s=0.2, later_tbt_s=0.05, thinking=True)
     assert prefills_of(thinking, lengths=OutputLengths()).pace_s.tolist() == [0.05]
-    learned = Learned(OutputLengths(), STEP_S, prices_of(view([]).profile))
+    learned = learned_of(view([]), OutputLengths())
     asks = bounds.prefills_of_offers([offer(slo)], view([]), learned)
     assert asks.pace_s.tolist() == [0.05]
 
@@ -192,3 +198,24 @@ def test_a_ttlt_makes_passes_take_no_more_than_a_share_of_the_time_while_a_prefi
     assert found.asked_s[0] < pass_s
     assert found.pace_s[:20].tolist() == pytest.approx([least_s] * 20)
     assert found.pace_s[20] == 0.012  # a pace of the SLO stays
+
+
+@pytest.mark.parametrize("definition", [d for d in Definition if d is not Definition.TTLT])
+def test_a_ttlt_beside_a_pace_makes_tokens_come_faster(definition: Definition) -> None:
+    """Two seconds are left for up to 40 tokens."""
+    row = Row(slot=1, arrived_s=-1.0, tbt_s=0.1, ttlt_s=3.0, definition=definition, max_tokens=50)
+    found, slow = decodes_of(row), decodes_of(replaced(row, ttlt_s=60.0))
+    assert found.pace_s[0] == found.asked_s[0] < 2.0 / 40
+    newest_s = view([decode(row, generated=10)]).newest_token_unix_s[0] - NOW
+    soon_s = min(newest_s + found.pace_s[0], slow.even_s[0])
+    for due_s in (found.even_s, found.until_s, found.deadline_s):
+        assert due_s[0] == pytest.approx(soon_s)
+
+
+def test_a_whole_answer_that_is_late_is_best_effort_from_then_on() -> None:
+    rows = [
+        decode(summary(n, ttlt_s=10.0, arrived_s=arrived_s), generated=10)
+        for n, arrived_s in ((1, -11.0), (2, -9.0))
+    ]
+    (choice,) = registry.make("slackline").plan(view(rows))
+    assert list(choice.relegate) == [1]

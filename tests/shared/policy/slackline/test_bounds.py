@@ -228,8 +228,8 @@ WAITING = TierSet(
     name="waiting",
     default="chat",
     tiers={
-        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.6, wait_s=18.0),
-        "whole": Tier(slo=Slo(ttlt_s=8.0), share=0.4, wait_s=22.0),
+        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.6, wait_s=12.0),
+        "whole": Tier(slo=Slo(ttlt_s=8.0), share=0.4, wait_s=14.0),
     },
 )
 
