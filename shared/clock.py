@@ -39,7 +39,7 @@ class Clock:
         self._offset_s += by_s
 
     def slew(self, by_s: float, over_s: float) -> None:
-        """Move by so many seconds within `over_s`, or slower: the clock never goes back."""
+        """Move by so many seconds over `over_s`, or by fewer, since the clock never goes back."""
         self._settle()
         self._slew = max(-FASTEST_SLEW, min(FASTEST_SLEW, by_s / over_s))
         self._slewed_at_s = self._monotonic_s() + over_s

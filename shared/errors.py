@@ -26,7 +26,7 @@ class SlacklineError(Exception):
 
 
 class PeerError(SlacklineError):
-    """A peer sent something impossible: answer why. `code`: OpenAI's; `param`: the field."""
+    """A peer sent something impossible: drop it, say why. `code`: OpenAI's; `param`: the field."""
 
     def __init__(
         self, message: str, *, code: str = "invalid_request_error", param: str | None = None

@@ -1,4 +1,4 @@
-"""Abilities that an engine may lack: engines announce what they have, requests need some."""
+"""Abilities that only some engines have: engines announce theirs, requests need some."""
 
 from collections.abc import Collection
 from typing import Protocol

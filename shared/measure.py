@@ -12,7 +12,9 @@ CLOSE_S = 1e-9
 
 
 class TpotWindows(Struct, frozen=True, array_like=True):
-    """The means over each ten tokens of a stage, of which the worst counts (`max-tpot-10`)."""
+    """The means over each ten tokens of a stage, of which the worst counts (`max-tpot-10`). Those
+    of the response begin at the last thinking token, if there is one.
+    """
 
     recent_unix_s: tuple[float, ...] = ()  # the last tokens of the present stage: a window's ends
     worst_s: float = 0.0  # per token, of the whole windows of the present stage

@@ -1,4 +1,4 @@
-"""The places and reasons of values that do not fit, with names of tables, unlike msgspec."""
+"""The places and reasons of values that do not fit, with the names of tables (msgspec has none)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -105,7 +105,6 @@ def _with_one(raw: Any, place: Sequence[str | int], key: str) -> Any:
 
 
 def _without(raw: Any, place: Sequence[str | int]) -> Any:
-    """The value without the key at `place`."""
     changed = copy(raw)
     if len(place) == 1:
         del changed[place[0]]

@@ -142,7 +142,7 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class FirstMissed(Struct, frozen=True, kw_only=True):
-    """The first deadline that was missed, and the main cause. In seconds since it arrived."""
+    """The first missed deadline, and the main cause. Times are in seconds since the arrival."""
 
     token: Count  # its number, from 1; 0: the end of the answer (TTLT)
     bound: Missed
@@ -180,7 +180,7 @@ class Detokenized(Struct, frozen=True, kw_only=True, tag="detokenized"):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The end of a request, exactly one. In seconds; `slo_met` by the SLO's own definition."""
+    """The end of a request, exactly one. Times in seconds; `slo_met` by the SLO's definition."""
 
     finish_reason: FinishReason
     slo_met: bool
@@ -249,7 +249,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
-    """A request until `until_unix_s`. Of others a tenant reads only that they are others."""
+    """The story of a request until `until_unix_s`. To a tenant, others are without names."""
 
     request_id: str
     tenant: str
@@ -280,7 +280,9 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
-    """New tokens, behind `offset` tokens and `text_offset` characters. At a gap readers attach."""
+    """New tokens, behind `offset` tokens and `text_offset` characters. A reader drops what it has,
+    and attaches at a gap.
+    """
 
     attempt: Count
     offset: Count
@@ -761,8 +763,9 @@ LogEntry = PlanAck | Snapshot | Registered | Fenced
 
 
 class Resync(Struct, frozen=True, kw_only=True):
-    """A planner asks for the worker's state, page by page, to begin anew with `epoch`. `sync`
-    numbers a lease's resyncs: plans and holds sent before the newest are refused.
+    """A planner asks for the worker's state, page by page. The worker drops the plans that it has
+    not begun, and obeys `epoch` from now on. `sync` numbers a lease's resyncs: plans and holds sent
+    before the newest are refused.
     """
 
     epoch: Number
@@ -808,7 +811,7 @@ class Withdraw(Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):
-    """The end of the attempt, with its output, after which nothing is logged; None: never had."""
+    """The end of the attempt, with its output: nothing more is logged. None: it was never here."""
 
     over: AttemptOver | None
 

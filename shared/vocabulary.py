@@ -37,8 +37,9 @@ class ServiceClass(StrEnum):
 
 class RecordState(StrEnum):
     """The state of a record as stored; shared/core/record/record.py has every change. ACTIVE is
-    stored as "placing". Whether it has a place `Record.replica` says (`record.state_of`), whether
-    that replica holds it only the worker: one more write per request otherwise.
+    stored as "placing", an older word, so that records written before an upgrade stay readable.
+    `Record.replica` says whether a request has a place (see `record.state_of`). Whether that
+    replica holds it only the worker knows: to store it would take one more write per request.
     """
 
     ACTIVE = "placing"  # an admission looks for a place, or the record names one

@@ -55,7 +55,7 @@ class Cancels:
             self._storing[key] = True
 
     async def write(self, key: RequestKey) -> None:
-        """Write the tombstone. A worker has the cancel itself; if none holds it, it ends here."""
+        """Write the tombstone. A worker has the cancel itself; a request with none ends here."""
         try:
             await self._records.change(key, life.cancelled)
             await self._placement.end_cancelled(key)

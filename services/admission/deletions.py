@@ -1,6 +1,8 @@
-"""Records that were deleted by hand: their requests end, and their clients are told. A service
-deletes none: a record expires after the end. So a request that was open at the last listing, or
-taken in since, and has no record, is ended, and the record written again with a verdict.
+"""Records that were deleted by hand: their requests end, and their clients are told.
+
+No service deletes a record: it expires once its request has ended. So a request that was open at
+the last listing, or came since, has a record. If it has none, its attempt is ended, and the record
+is written again with a verdict.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,7 +42,7 @@ class Deletions:
         ending: Ending,
         fenced_log: Fence,
     ) -> None:
-        """`fenced_log`: the log of a lost incarnation that writes no more; None: it lives."""
+        """`fenced_log`: the log of a lost incarnation, which writes no more; None: it lives."""
         self._bus, self._clock, self._records = bus, clock, records
         self._placer, self._workers, self._ending = placer, workers, ending
         self._fenced_log = fenced_log

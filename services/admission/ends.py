@@ -64,7 +64,7 @@ class Ends:
         await call.reply(Settled())
 
     async def _is_deleted(self, over: AttemptOver) -> bool:
-        """True if the record was deleted: one that ended since its last token has not expired."""
+        """True if the record was deleted. So soon after its last token it cannot have expired."""
         last_unix_s = over.resume.measure.last_unix_s
         if self._clock.unix_s() - last_unix_s > ENDED_TTL_S / 2:
             return False

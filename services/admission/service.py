@@ -1,4 +1,4 @@
-"""Admission brings requests in, places them and writes their end. Any may: the records decide."""
+"""Admission takes requests in, places them, writes their end. Any instance may: records decide."""
 
 import asyncio
 from contextlib import suppress
@@ -65,8 +65,6 @@ QUEUE = "admission"
 
 
 class Admission:
-    """One instance of admission."""
-
     def __init__(
         self,
         cfg: AdmissionConfig,

@@ -229,7 +229,7 @@ class Sweep:
     async def _verify(
         self, replica: ReplicaId, records: Sequence[Stored]
     ) -> set[tuple[RequestKey, int]]:
-        """Ask the worker about the attempts placed there. One unknown twice is withdrawn."""
+        """Ask the worker about attempts placed there. One unknown at two sweeps is withdrawn."""
         asked = [(s.record.key, s.record.attempt) for s in records]
         try:
             answer = await self._bus.request(

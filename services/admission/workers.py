@@ -64,7 +64,7 @@ class Workers:
         return "" if self.last is None else self.last.model
 
     def received(self, announce: Announce) -> bool:
-        """Note an announcement. True if its incarnation is new: the old are lost."""
+        """Note an announcement. True: a new incarnation, so the old one's requests are stranded."""
         before, now = self._known.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
             return False
@@ -90,7 +90,6 @@ class Workers:
 
     @property
     def replicas(self) -> set[ReplicaId]:
-        """The replicas that are heard."""
         return set(self._known)
 
     def any(self, needs: Collection[str] = ()) -> Announce | None:

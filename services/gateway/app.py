@@ -74,8 +74,6 @@ RESPONSES = Api(ResponseBody, responses.read_body, responses.PARAMS)
 
 
 class Stored(NamedTuple):
-    """The buckets of the batches."""
-
     batches: KeyValue
     files: Objects
 

@@ -1,8 +1,9 @@
 """`/console`: the fleet at work, for its operators. While the page asks for pictures the gateway
 listens to the fleet.
 
-It shows every tenant's requests, never their text. With `console_keys` it wants one of those;
-without, it is open on loopback, to a browser that names the host so; elsewhere it is off.
+It shows every tenant's requests, never their text. With `console_keys` it wants one of those.
+Without, it is open on loopback only, and to a browser that names the host so: a page of another
+site cannot make it do that. Elsewhere it is off.
 """
 
 import asyncio

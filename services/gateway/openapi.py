@@ -30,12 +30,8 @@ from services.gateway.http import slo_headers
 from services.gateway.http.envelope import Envelope
 from services.gateway.http.guard import TENANT
 
-JSON, EVENTS, TEXT, FORM = (
-    "application/json",
-    "text/event-stream",
-    "text/plain",
-    "multipart/form-data",
-)
+JSON, EVENTS = "application/json", "text/event-stream"
+TEXT, FORM = "text/plain", "multipart/form-data"
 BYTES = "application/octet-stream"
 REF = "#/components/schemas/{name}"
 

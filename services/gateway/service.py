@@ -66,7 +66,7 @@ def listen(cfg: GatewayConfig) -> socket.socket:
 
 
 def within_open_files(cfg: GatewayConfig) -> GatewayConfig:
-    """The configuration within this process's open files, and fewer requests than connections."""
+    """The configuration with no more connections than open files, and fewer requests than these."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     connections = cfg.connections_limit
     if files != resource.RLIM_INFINITY:

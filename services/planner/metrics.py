@@ -89,13 +89,11 @@ class Watch:
         self._sent_unix_s: dict[int, float] = {}  # of the plans in flight, by seq
 
     def sent(self, seq: int, now_unix_s: float) -> None:
-        """A plan leaves."""
         self._sent_unix_s[seq] = now_unix_s
         if len(self._sent_unix_s) > FLIGHTS_LIMIT:  # acks of a lost worker never come
             self._sent_unix_s = {seq: now_unix_s}
 
     def acked(self, ack: PlanAck, now_unix_s: float) -> None:
-        """An ack is here."""
         sent_unix_s = self._sent_unix_s.pop(ack.plan_seq, None)
         if sent_unix_s is None or not ack.ended_unix_s:
             return

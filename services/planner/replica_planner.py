@@ -91,14 +91,8 @@ class ReplicaPlanner:
         metrics: PlannerMetrics,
     ) -> None:
         """Raises ConfigError where the announced profile does not exist."""
-        self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = (
-            cfg,
-            planner,
-            bus,
-            clock,
-            tracing,
-            lease,
-        )
+        self._cfg, self._planner, self.lease = cfg, planner, lease
+        self._bus, self._clock, self._tracing = bus, clock, tracing
         self.replica: ReplicaId = announce.replica
         self.epoch = max(lease.epoch, announce.epoch + 1)
         self.heard_unix_s = clock.unix_s()

@@ -148,7 +148,7 @@ class Planner:
             self._judge(planner.replica, result)
 
     def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
-        """Log why one ended. A fault in planning one replica ends no other: it is left alone."""
+        """Log why a replica planner ended. A fault ends no other; its replica waits for a while."""
         if isinstance(result, BaseExceptionGroup):
             # the bus failed it at its start: the next holder of the lease tries again
             result = result.split((BusError, PeerError))[1]

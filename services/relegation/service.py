@@ -1,4 +1,4 @@
-"""Relegation places the best-effort pool, which is the relegated records. One acts, by lease."""
+"""Relegation places the best-effort pool: the relegated records. One instance acts, by lease."""
 
 import asyncio
 from contextlib import suppress

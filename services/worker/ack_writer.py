@@ -1,4 +1,4 @@
-"""Acks are stored in order, each before anything of it leaves. Who loses a race is fenced."""
+"""Acks are stored in order, each before anything of it leaves. Losing a race means being fenced."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -42,7 +42,7 @@ class RefusedError(SlacklineError):
 
 
 class Likely(NamedTuple):
-    """Log-probabilities of a token and of the likeliest, under the model, before any cuts."""
+    """Natural log-probabilities of a token and of the likeliest, before temperature and cuts."""
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()  # as many as Sampling.logprobs asks for, likeliest first
@@ -62,9 +62,10 @@ class Done(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`exec_s` by a monotonic clock; a simulated engine may have begun before it was called.
-    `outside_s`: of it not in model and sampling, if known. `drafted_s`: of it before the target's
-    pass, drafting. `unusual`: something was made ready that stays so: the next will be faster.
+    """`exec_s` by a monotonic clock; a simulated engine may have begun before it was called. Parts
+    of it: `outside_s` not in the model or its sampling (where that is known), `drafted_s` in the
+    draft model, before the target's pass. `unusual`: something was made ready that stays ready, so
+    the next iteration like it is faster.
     """
 
     done: Sequence[Done]
@@ -109,7 +110,7 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, load: Load) -> None:
-        """Make a slot known. KV is taken as positions are computed. A RefusedError takes none."""
+        """Make a slot known; it takes no KV yet. After a RefusedError the slot is not known."""
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         """One forward pass over a mixed batch."""

@@ -100,7 +100,7 @@ class EngineProcess:
 
 class Watchdog:
     """Ends an engine that does not answer: only time tells an endless computation from a slow one.
-    Counts the event loop's own beats: a worker that was stopped, too, heard no silence.
+    It counts beats of the event loop, so time in which the worker was stopped, too, is no silence.
     """
 
     def __init__(self, silent_s: float, kill: Callable[[], None]) -> None:

@@ -11,8 +11,8 @@ READ_BYTES = 1 << 20
 
 
 class Line:
-    """Questions and answers over a socket, in order; an answer that nobody awaits is dropped. No
-    streams or tasks between, which write and read rounds of the event loop later.
+    """Questions and answers over a socket, in order; an answer that nobody awaits is dropped.
+    Streams or tasks between would write and read some rounds of the event loop later.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,9 +1,10 @@
 """The text of a request's tokens: detokenised, cut before a stop string, never more than is
 certain.
 
-What may begin a stop string waits. An automaton follows each string by character, so borders of
-tokens do not matter. The match that ends first wins, of two the longer; one complete within
-`min_tokens` is ignored. It lives where the engine does.
+Text that may begin a stop string waits. An automaton follows each string character by character, so
+the borders of tokens do not matter. The match that ends first wins, the longer one if two end
+together. One that is complete within `min_tokens` is ignored. The processor lives where the engine
+does.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,9 @@ class OutputProcessor:
         resume_tokens: Sequence[int] = (),
         resume_text: str = "",
     ) -> None:
-        """Begin an output, or go on: the client has `resume_text` of `resume_tokens`. What was held
-        back is again, and what the client lacks comes with the next tokens.
+        """Begin an output, or go on: the client has `resume_text` of the text of `resume_tokens`.
+        Text that was held back is held back again. Text that the client lacks comes with the next
+        tokens.
         """
         assert slot not in self._outputs, f"slot {slot} speaks already"
         detokenizer = self._tokenizer.detokenizer(specials=not sampling.skip_special_tokens)

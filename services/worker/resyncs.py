@@ -44,7 +44,9 @@ class Resyncs:
             self._resync(resync, call)
 
     async def _resync_if_leased(self, resync: Resync, call: Call) -> None:
-        """Obeys the epoch of its lease, or the next after ours: no planner has any other."""
+        """Obeys a planner's epoch: its lease's, or the next after ours. To obey any other, which is
+        no planner's, would lock out all that come.
+        """
         try:
             newest = await lease_epoch(self._bus.leases, subjects.planner_lease(self._replica))
         except BusError:
@@ -85,7 +87,6 @@ class Resyncs:
             self._chores.spawn(call.reply(page), "worker.resync")
 
     def _page(self) -> ResyncPage:
-        """All entries as one page."""
         core = self._core
         return ResyncPage(
             announce=self._announcement(),

@@ -28,7 +28,7 @@ class Runner(Protocol):
         """Forget every slot, after the step that still runs."""
 
     async def refusal(self, wanted: Structured) -> str:
-        """Why the engine never takes this format; empty if it does. TimeoutError: not known now."""
+        """Why the engine never takes this format, or empty. Raises TimeoutError if unknown."""
 
 
 class ThreadRunner:

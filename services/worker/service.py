@@ -320,10 +320,10 @@ class WorkerService:
         await call.reply(answer)
 
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | str | None]:
-        """Record and body, read together where the hold names one. Instead of a body damaged or
-        gone for good, words for it; None for one that may come. Another body than the record's: a
-        second copy of the request, which may have been declined here and must not be held after
-        all.
+        """Record and body, read together where the hold names one. For a body that is damaged or
+        gone for good, the words for it; None for one that may come. A hold that names another body
+        is of a second copy of the request. The first may have been declined here for good, and must
+        not be held after all.
         """
         if hold.body_key and not in_record(hold.body_key):
             stored, body = await asyncio.gather(

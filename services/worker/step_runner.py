@@ -23,7 +23,6 @@ class StepRunner:
         return run_step(self.engine, self._processor, step)
 
     def reset(self) -> None:
-        """Forget every slot."""
         self._processor = OutputProcessor(self._tokenizer)
         for slot in self.engine.snapshot().slots:
             self.engine.release(Slot(slot))

@@ -1,5 +1,5 @@
 """The worker's part of traces: iterations whose plan is traced. Each is a span of the requests in
-it, linked to the plan's trace, and one of that. What has no traceparent costs nothing.
+it, linked to the plan's trace, and a span of that trace. What has no traceparent costs nothing.
 """
 
 from shared.core.worker.step import Ran, Step
@@ -37,7 +37,6 @@ class Traces:
     def ran(
         self, step: Step, ran: Ran, began_unix_s: float, ended_unix_s: float, idle_s: float
     ) -> None:
-        """An iteration is over."""
         if not self._plans or step.plan is None:
             return
         plan = self._plans.pop(step.plan.seq, "")

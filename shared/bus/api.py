@@ -53,7 +53,7 @@ class Call(Protocol):
         """The sender uses JSON, so the reply does too."""
 
     async def reply(self, msg: Struct) -> None:
-        """Send the answer, a `Refused` also as a services-API error. No reply subject: nothing."""
+        """Send the answer, a `Refused` also as a services-API error, if a reply is wanted."""
 
 
 Handler = Callable[[Any, Call], None]
@@ -168,7 +168,7 @@ class Bus(Protocol):
     async def subscribe(
         self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
     ) -> Subscription:
-        """Call `handler` for each message. Bad payloads are counted, logged, and refused."""
+        """Call `handler` for each message. Bad payloads are counted, logged, dropped or refused."""
 
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]

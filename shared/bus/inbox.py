@@ -43,8 +43,9 @@ class Outbox:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand a message to the socket; while disconnected some wait. Raises PeerError for an
-        impossible subject, BusTimeout where too many wait, BusError if closed or too large.
+        """Hand a message to the socket; while disconnected, up to OUTBOUND_BYTES wait. Raises
+        PeerError for an impossible subject, BusTimeout where too many wait, BusError for a closed
+        connection or a payload over the limit.
         """
         if len(payload) > self._client.max_payload:
             raise BusError(
@@ -73,8 +74,9 @@ class Outbox:
 
 
 class _FutureOfEach:
-    """The stand-in for a future, whose result nats-py sets for every message once it is read: 50 us
-    before a callback, and a reply need only wake the task that asked.
+    """Stands in for the future of a subscription's only message: nats-py sets its result for every
+    message, as soon as that is read. A callback would have it 50 us later, from a task behind a
+    queue. A reply need not wait there: it only wakes the task that asked.
     """
 
     def __init__(self, on_message: Callable[[Msg], None]) -> None:
@@ -116,7 +118,7 @@ class ReplyInbox:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Msg:
-        """The first reply. Raises NoResponders, BusError, and BusTimeout up to LOOK_S too late."""
+        """The first reply. Raises NoResponders, BusError, BusTimeout (up to LOOK_S late)."""
         first: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
         def on_answer(msg: Msg) -> None:

@@ -80,11 +80,10 @@ class Stream:
         return (await self._call(subject, payload, headers)).seq
 
     async def last(self, subject: str) -> Msg | None:
-        """The last message on the subject."""
         return await self._get(f"$JS.API.DIRECT.GET.{self._name}.{subject}")
 
     async def since(self, filter_subject: str, seq: int) -> AsyncIterator[list[Msg]]:
-        """Batches of the messages that match, from `seq` on. Raises BusTimeout in the middle."""
+        """Batches of the messages that match, from `seq` on. Raises BusTimeout if one breaks."""
         more = True
         while more:
             question = {
@@ -184,9 +183,9 @@ class Stream:
 class StreamKeyValue:
     """A bucket whose values do not come back.
 
-    nats-server removes what a limit per subject removes without a trace on disk (issue 8505):
-    killed, it brings a key's older values back. So these streams have no such limit: a write rolls
-    up what it replaces and a delete purges.
+    What a limit of messages per subject removes leaves no trace on nats-server's disk (its issue
+    8505). Killed, it brings a key's older values back, such as an open record that ended. So these
+    streams have no such limit: a write rolls up what it replaces, and a delete purges.
     """
 
     def __init__(self, stream: Stream, bucket: str) -> None:
@@ -245,7 +244,10 @@ class StreamKeyValue:
 
 
 class StreamLeases(StreamKeyValue):
-    """The leases: one message a key, gone after seconds. A holder may neither purge nor roll up."""
+    """The bucket of leases, whose stream keeps one message per key. All are gone after seconds, so
+    one that comes back does no harm. A holder may write its own lease only: it must neither purge
+    nor roll up.
+    """
 
     async def delete(self, key: str) -> None:
         await self._stream.write(
@@ -298,7 +300,7 @@ def ttl_headers(ttl_s: float | None) -> dict[str, str]:
 
 
 def _check_unbroken(msgs: list[Msg], end: Msg) -> None:
-    """Raise unless each message follows the one that it names: the connection broke in between."""
+    """Raise unless each message follows the one that it names: else the connection broke."""
     named = [(msg.headers or {}).get("Nats-Last-Sequence") for msg in [*msgs[1:], end]]
     if named != [str(sequence(msg)) for msg in msgs]:
         raise BusTimeout("a listing broke off; read again")

@@ -46,8 +46,6 @@ LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)
 
 
 class NatsCall:
-    """One incoming message."""
-
     __slots__ = ("_msg", "_outbox", "json")
 
     def __init__(self, msg: Msg, outbox: Outbox) -> None:
@@ -182,7 +180,7 @@ class NatsBus:
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
     ) -> Subscription:
-        """Serve; in force on return. Bad payloads count as errors in their endpoint's STATS."""
+        """Serve; the endpoints are in force on return. Bad payloads count in their STATS."""
         refused: Counter[str] = Counter()
 
         def add_errors(stats: EndpointStats) -> None:

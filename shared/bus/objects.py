@@ -69,12 +69,13 @@ class Objects:
     async def append(
         self, chunks: str, payload: bytes, expected_last: int, *, ttl_s: float | None = None
     ) -> int:
-        """Append a chunk; its sequence. Raises WrongSequence unless the last is `expected_last`."""
+        """Append a chunk; its sequence. Raises WrongSequence unless the last of these chunks is
+        `expected_last` (0: there is none), StoreFull, BusTimeout.
+        """
         subject = self._chunks_subject(chunks)
         return await self._stream.write(subject, payload, ttl_headers(ttl_s), expected_last)
 
     async def last(self, chunks: str) -> Chunk | None:
-        """The last of the chunks."""
         msg = await self._stream.last(self._chunks_subject(chunks))
         return None if msg is None else Chunk(sequence(msg), msg.data)
 
@@ -125,7 +126,9 @@ class Objects:
         return await self._infos(f"{self._entries}>")
 
     async def named(self, prefix: str = "") -> list[ObjectInfo]:
-        """Objects whose names begin with these parts, some incomplete. Raises StoreDamaged."""
+        """Objects whose names begin with `prefix`: whole parts, each with its dot. One of them may
+        never have been completed, or is being deleted. Raises StoreDamaged.
+        """
         return await self._infos(f"{self._index}{prefix}>")
 
     async def _infos(self, subject: str) -> list[ObjectInfo]:
@@ -143,7 +146,6 @@ class Objects:
         await self.purge(info.nuid)
 
     async def purge(self, chunks: str) -> None:
-        """Remove chunks."""
         await self._stream.purge(self._chunks_subject(chunks))
 
     async def stored_chunks(self) -> list[str]:

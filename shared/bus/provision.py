@@ -100,7 +100,6 @@ def bucket_configs(copies: int) -> list[StreamConfig]:
 
 
 def log_config(replica: str, copies: int) -> StreamConfig:
-    """The stream of a replica's log."""
     return StreamConfig(
         name=subjects.log_stream(replica),
         subjects=[subjects.ack_log(ReplicaId(replica))],
@@ -134,7 +133,7 @@ async def make_streams(
 
 
 async def check_streams(client: Client, user: User, timeout_s: float) -> None:
-    """Check the streams that the user may ask about. Raises ConfigError for a missing one."""
+    """Check the streams that the user may ask about. Raises ConfigError if one is amiss."""
     logs = [log_config(user.name, 1)] if user.role is Role.WORKER else []
     asked = publishes(user) if user != OPERATOR else ()
     for config in (*bucket_configs(1), *logs):

@@ -26,7 +26,9 @@ STOP_S = 5.0
 
 
 class Intake:
-    """Subscriptions; nats.micro's, too, so that they have our limits, and are drained."""
+    """Subscriptions. It stands in for nats.micro's client, too, so that those have our limits and
+    are drained: micro's own stop throws away messages already received.
+    """
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Assembler:
         return 0 if self._text_behind else self.tokens
 
     def take(self, event: StreamEvent) -> list[StreamEvent]:
-        """The events to show now: no repeats, no past attempts, none that must wait."""
+        """The events to show now: no repeats, no statuses of past attempts, none that must wait."""
         if self.ended:
             return []
         match event:

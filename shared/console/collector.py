@@ -41,8 +41,6 @@ class Tier:
 
 
 class Collector:
-    """A fleet as it is heard."""
-
     def __init__(self, now_unix_s: float, tiers: TierSet | None = None) -> None:
         """`tiers`: those that are shown before anything of them is heard."""
         self._since_unix_s = now_unix_s

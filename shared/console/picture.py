@@ -1,4 +1,6 @@
-"""The picture of a fleet for `/console`, `slackline top` and `status`. null: not known."""
+"""The picture of a fleet for `/console`, `slackline top` and `status`. null: not known. Rows that
+come often are arrays in JSON: the page reads them by the order of their fields.
+"""
 
 from msgspec import Struct
 

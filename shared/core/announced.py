@@ -30,7 +30,7 @@ PROBES = (
 
 
 def profile_of(announce: Announce) -> Profile:
-    """The profile that this worker's planner begins with. Raises ConfigError for none of ours."""
+    """The profile that this worker's planner begins with. Raises ConfigError unless it is ours."""
     return _own(announce.fitted) if announce.fitted is not None else _shipped(announce.profile)
 
 

@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Room for `limit` things (or bytes) of several tenants. One after the other, each when it is
-    full, ten get at most 2.9 limits.
+    """Room for `limit` things (or bytes) of several tenants. If n come one after the other, each
+    when it is full, they hold together at most limit * (1 + 1/2 + ... + 1/n): ten 2.9 limits.
     """
 
     def __init__(self, limit: float) -> None:

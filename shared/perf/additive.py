@@ -1,4 +1,4 @@
-"""Profiles that add terms for prefills and decodes to a curve over the batch's tokens."""
+"""Profiles that add terms for prefills and decodes to a curve over tokens, made by forms.py."""
 
 from dataclasses import dataclass
 

@@ -13,8 +13,8 @@ DRAFT = 0.05  # where nothing else is stated: a choice of ours
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model of target `of`. step: of a draft step over the target's pass for the same
-    decodes. read: of a prompt token over the target's.
+    """The draft model of the target with profile `of`. Fractions of its times: `step` for a draft
+    step for the same decodes, `read` for one more prompt token.
     """
 
     of: Profile

@@ -11,8 +11,8 @@ FARTHEST = 10.0  # from what was announced
 
 class DraftCorrection:
     """`now`: the draft model as policies see it, or None. It learns the ratio of steps, and takes
-    reading's to be the same; without iterations in which the draft begins with a request, as only
-    the engine knows what its cache held.
+    that of reading to be the same. Iterations in which the draft begins with a request are left
+    out: only the engine knows how much its cache held.
     """
 
     def __init__(self, announced: Draft | None) -> None:

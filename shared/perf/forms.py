@@ -134,7 +134,7 @@ class PiecewiseTokens(
     tag_field="form",
     tag="piecewise_tokens_plus_attention",
 ):
-    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention; Tq: T rounded up to tiles of tokens."""
+    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention. Tq: T rounded up to whole `tile`s."""
 
     tile: FromOne
     knots: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MOST_KNOTS)]
@@ -168,7 +168,9 @@ class TokenTable(
     tag_field="form",
     tag="token_table_plus_attention",
 ):
-    """The table at T, linear between points, + attention. Past its end: the steeper slope."""
+    """The table at T, linear between points, + attention. Past its end the slope is the steeper of
+    its last and its mean slope.
+    """
 
     table_tokens: TableTokens
     table_seconds: TableSeconds

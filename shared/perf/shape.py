@@ -58,7 +58,6 @@ class BatchShape(NamedTuple):
         )
 
     def with_chunk(self, tokens: int, cached: int) -> "BatchShape":
-        """The shape with one more prefill chunk."""
         return BatchShape(
             self.prefill_tokens + tokens,
             self.prefills + 1,

@@ -10,7 +10,7 @@ CHUNK_TOKENS = 2048  # the chunk that the prompt of a request alone is computed 
 
 
 class ZeroLoad(NamedTuple):
-    """Arrival to first token, mean time between tokens, arrival to last token, alone."""
+    """A request without other work: to its first token, between tokens, to its last token."""
 
     ttft_s: float
     tbt_s: float
@@ -28,9 +28,10 @@ def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
 
 
 def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """The mean decode iteration after the first token (of one token: of a second). It is the mean
-    of the first and the last decode: exact where time is linear in the context, too high where
-    convex, as all shipped forms are one or the other. Outputs can be a million tokens long.
+    """The mean decode iteration after the first token; of an output of one token, what a second
+    would take. It is the mean of the first and the last decode: exact where time is linear in the
+    context, too high where it is convex. All shipped forms are one or the other. Outputs can be a
+    million tokens long.
     """
     first_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens))
     last_s = profile.batch_s(

@@ -1,7 +1,7 @@
 """The metrics of what became of requests: one count per outcome, so that what was attained can be
-read over what was *offered*: what ended, or was refused for want of capacity, each time. Not what
-its client cancelled before it was late, or no engine could serve. All offered has met its SLO or is
-one violation.
+read over what was *offered*. A request is offered if it ended, or was refused for want of capacity
+(again each time). It is not if its client cancelled before anything was late, or no engine could
+serve it. Everything offered has met its SLO or is one violation.
 """
 
 from collections.abc import Callable, Collection
@@ -146,7 +146,6 @@ class Outcomes:
             self._tenants.labels(tenant, REFUSED).add()
 
     def ended(self, record: Record) -> None:
-        """A request has its verdict."""
         verdict, tier, model = record.verdict, record.tier, self._model()
         tenant = record.key.partition(".")[0]
         assert verdict is not None

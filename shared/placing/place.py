@@ -36,8 +36,6 @@ ANSWERS = ("accepted", "declined", "not_ready", "in_doubt")  # the tags of an Of
 
 
 class OfferMetrics:
-    """The offers that one process made."""
-
     def __init__(self, metrics: Registry) -> None:
         self._offers = metrics.counter(names.OFFERS, "Offers to planners, by answer.", ("answer",))
         for answer in ANSWERS:
@@ -61,11 +59,11 @@ class Placer:
         self._clock, self._tracing = clock, tracing
 
     async def offer(self, stored: Stored, *, hops_left: int = 0) -> CertainAnswer | None:
-        """Offer an attempt that its record places there; returns once certain. None: not ours."""
+        """Offer an attempt where its record places it; returns once certain. None: not ours."""
         return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
     async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
-        """The planner's answer. It may be asked before the record is stored: the worker looks."""
+        """The planner's answer. It may be asked before the record is stored: workers check that."""
         assert record.replica is not None
         began = self._clock.unix_s()
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
@@ -122,7 +120,7 @@ class Placer:
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None: the worker never had it and never will.
-        Raises BusTimeout without an answer, also of another incarnation: its log tells then.
+        Raises BusTimeout without an answer, also where another incarnation lives: its log tells.
         """
         assert record.replica is not None
         ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)

@@ -95,11 +95,8 @@ class Queue:
         self.decode_left: Floats = np.zeros(len(rows))
         self.due: Floats = self.next_due  # when prefill must have ended
         if np.count_nonzero(np.isfinite(self.last_due)):
-            app, made, most = (
-                view.application[rows],
-                view.generated_tokens[rows],
-                view.max_tokens[rows],
-            )
+            app, most = view.application[rows], view.max_tokens[rows]
+            made = view.generated_tokens[rows]
             self.decode_left = np.maximum(
                 np.minimum(lengths.upper(view.applications)[app], most) - made, 1.0
             )

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 class Chores:
     """A task group, and the subscriptions whose handlers start its tasks, which end first.
-    Impossible messages and a silent bus are logged; any other exception ends the service.
+    Impossible messages and a silent bus are logged, since whoever needs an answer asks again. Any
+    other exception ends the service.
     """
 
     def __init__(self) -> None:

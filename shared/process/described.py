@@ -35,8 +35,6 @@ REF = "#/$defs/{name}"
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One setting."""
-
     name: str
     meaning: str
     default: Any
@@ -45,8 +43,6 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 class Described(Struct, frozen=True, kw_only=True):
-    """One section."""
-
     section: str
     fields: list[Field]
     set: list[Setting]

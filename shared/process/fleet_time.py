@@ -4,10 +4,10 @@ Records, offers and acks carry instants that others compare with their clock. So
 its clock (shared/clock.py) to that of the NATS server that leads the leases, at its start and,
 slewing, every SYNC_S. It asks as NTP does; half of the fastest round trip bounds the error.
 
-If the server's clock jumps the fleet keeps its time: who finds it more than AGREE_S away asks the
-others. One that begins takes theirs; one that was paused finds that they agree with the server, and
-jumps. A host's wall clock beyond WARN_S is logged and exported, beyond UNREADY_S the gateways'
-/ready names the service (services/gateway/clocks.py).
+If the server's clock jumps, the fleet keeps its time: a process that finds it more than AGREE_S
+away asks the others. One that begins takes their time. One that was paused finds that they agree
+with the server, and jumps. A host's wall clock is logged and exported beyond WARN_S; beyond
+UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
 """
 
 import asyncio

@@ -85,7 +85,7 @@ def traced(traceparent: str) -> AbstractContextManager[Any]:
 
 
 class Sparing:
-    """Leaves out what is beyond LINES_A_MINUTE of one event, but for levels of requests let in."""
+    """Leaves out warnings and errors beyond LINES_A_MINUTE of one event; others can cause them."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

@@ -46,7 +46,8 @@ def tiers_in(cfg: Ruled) -> TierSet:
 
 async def follow_files(section: str, cfg: R, rules: Rules) -> None:
     """Take the rules over into `rules` when a file of the configuration changes, and say so, until
-    cancelled. A file counts once still for LOOK_S. A wrong one is refused, and the rules stay.
+    cancelled. A file counts once it has been still for LOOK_S, so that none is read half-written. A
+    wrong one is refused, and the rules stay.
     """
     newest = cfg  # may name other files than the process began with
     taken = seen = _stamp(_files(newest))

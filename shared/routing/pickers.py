@@ -40,7 +40,9 @@ class BestInTurn:
 
 
 class Rotation:
-    """Each offer that takes a turn begins one replica further (QoServe section 4.1.1)."""
+    """Each offer that takes a turn begins one replica further (QoServe section 4.1.1); one that
+    takes none begins where the next turn will.
+    """
 
     def __init__(self, takes_turn: Callable[[Offer], bool] = lambda _offer: True) -> None:
         self._takes_turn = takes_turn

@@ -12,7 +12,7 @@ from shared.vocabulary import ServiceClass
 # several routers with the same digests must not all pick the same replica.
 BACKLOG_STEP = 0.02  # of the time the request has
 KV_STEP = 0.125  # of the capacity
-# Until another's first token is due a decode makes some forty, of 50 us each in a full batch.
+# A decode's tokens until another's first token is due: some forty, of 50 us each in a full batch.
 DECODE_S = 0.002
 # Less free KV than this share is no room: running decodes will want it.
 KV_TIGHT = 0.05

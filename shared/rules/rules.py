@@ -37,8 +37,9 @@ class Rules:
 def read_rules(
     tiers: TierSource, default_tier: str, tenants: TenantSource, keys: str | None = ""
 ) -> Rules:
-    """The rules of a configuration, where `tiers` and `tenants` stand or are named (a file, a
-    built-in set). Keys are in the file `keys` and in `tenants`; None: not read. Raises ConfigError.
+    """The rules of a configuration. `tiers` and `tenants` are written there, or name a file;
+    `tiers` may name a built-in set. Keys are in the file `keys` and in `tenants`; with `keys` None
+    they are not read. Raises ConfigError.
     """
     limits = read_tenants(tenants)
     known = None if keys is None else _keys(keys, limits.tenants)

@@ -107,7 +107,9 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ", ".join(dict.fromkeys(tier.slo.definition for tier in self.tiers.values()))
 
     def for_service_tier(self, value: str | None) -> str:
-        """The tier for a `service_tier`; None, `auto`: the default. Raises PeerError."""
+        """The tier for a `service_tier`, also a tier's own name; None, `auto`: the default. Raises
+        PeerError for others.
+        """
         if value is None or value == AUTO:
             return self.default
         for name, tier in self.tiers.items():

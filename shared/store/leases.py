@@ -22,7 +22,7 @@ _value = msgspec.msgpack.Decoder(LeaseValue)
 
 
 class Lease:
-    """One key that at most one has. `revision` when acquired is its fencing number."""
+    """A key that one holder has at most. `revision` when acquired, its fencing number, rises."""
 
     def __init__(self, bucket: KeyValue, key: str, holder: str, absences: Absences) -> None:
         self._bucket = bucket

@@ -47,7 +47,7 @@ class Absences:
         self._returned_unix_s = float("-inf")
 
     async def gone(self, name: str) -> bool:
-        """True: nobody served the name for CONFIRM_S, which begins with the first question."""
+        """True: nobody has served the name for CONFIRM_S, from the first question on. Ask again."""
         now = self._clock.unix_s()
         if self._reconnects != self._bus.counters.reconnects:
             self._reconnects, self._returned_unix_s = self._bus.counters.reconnects, now

@@ -55,9 +55,9 @@ class Listing:
 
 class Records:
     """The record is under `s.<key>`. Heavy parts are stored once: an ended request's output under
-    `o.<key>.<nonce>`, the body under `<key>.<nonce>` in its own bucket: so reading all records is
-    cheap, and prompts take none of their room. They are sealed: damaged or missing is an error.
-    Small ones lie in the record.
+    `o.<key>.<nonce>`, the body under `<key>.<nonce>` in its own bucket. So reading all records is
+    cheap, and prompts take none of their room. Heavy parts are sealed: a damaged or missing one is
+    an error. Small ones lie in the record.
     """
 
     def __init__(
@@ -136,8 +136,9 @@ class Records:
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
         """Apply `step`, an event of the record, until its result is written. None: no record, or it
-        does not apply. What this process wrote last is read again only where it does not apply to
-        that, or another wrote since. A lost answer is cleared up by reading. Raises BusTimeout.
+        does not apply. The record that this process wrote last is read again only where the event
+        does not apply to it, or another wrote since. A lost answer is cleared up by reading. Raises
+        BusTimeout.
         """
         output: Output | None = None
         try:
@@ -217,7 +218,6 @@ class Records:
         return await self._bodies.names()
 
     async def outputs(self) -> Sequence[str]:
-        """The keys of all outputs."""
         return [key for key in await self._bucket.names() if key.startswith("o.")]
 
     async def forget_output(self, key: str) -> None:

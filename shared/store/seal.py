@@ -36,7 +36,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
-    """The bytes of a value, after they have been read again. Raises PeerError."""
+    """The bytes of a value. Raises PeerError if they cannot be read again: they are not stored."""
     stored = _encode(value)
     try:
         decoder.decode(stored)

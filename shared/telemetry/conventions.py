@@ -1,4 +1,4 @@
-"""Names of span attributes and metrics: OpenTelemetry's (GenAI, messaging), vLLM's, our own."""
+"""Names of span attributes and metrics: of OpenTelemetry, of vLLM, then ours (`slackline...`)."""
 
 # Attributes of spans
 OPERATION = "gen_ai.operation.name"

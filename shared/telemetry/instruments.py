@@ -52,7 +52,7 @@ class Gauge(Counter):
 
 
 class Histogram:
-    """Counts per bucket, of inclusive rising `bounds`, with the newest exemplar of each."""
+    """Counts per bucket (`bounds`: inclusive upper ones, rising); the newest exemplar of each."""
 
     kind = "histogram"
     __slots__ = ("bounds", "counts", "exemplars", "total")
@@ -105,7 +105,7 @@ class Family(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def labels(self, *values: str) -> M:
-        """The child of these values, in the order of names. ValueError for another number."""
+        """The child of these values, in the names' order. Raises ValueError for a wrong number."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self.label_names):
@@ -143,7 +143,7 @@ AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
-    """The metrics of a process. `caps`: how many values a label of clients' (tenant) may have."""
+    """The metrics of a process. `caps`: the most values of a label that clients choose (tenant)."""
 
     def __init__(self) -> None:
         self._families: dict[str, AnyFamily] = {}

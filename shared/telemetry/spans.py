@@ -35,8 +35,6 @@ FILE_DELAY_MS = 200  # a killed process loses at most the spans of this time
 
 
 class RecordedSpan(Span):
-    """A span of the SDK that is recorded."""
-
     def __init__(self, span: trace.Span, now_unix_s: Callable[[], float]) -> None:
         self._span = span
         self._now_unix_s = now_unix_s

@@ -22,7 +22,7 @@ def configure(
     environ: Mapping[str, str] | None = None,
     now_unix_s: Callable[[], float] | None = None,
 ) -> Tracing:
-    """The tracing that this environment asks for. Raises ConfigError for no exporter or ratio."""
+    """The tracing that the environment wants. Raises ConfigError for a wrong exporter or ratio."""
     env = os.environ if environ is None else environ
     exporters = [e.strip() for e in env.get("OTEL_TRACES_EXPORTER", "").split(",") if e.strip()]
     for exporter in exporters:

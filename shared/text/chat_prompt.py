@@ -202,7 +202,9 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer of a Jinja template, in a sandbox. Raises ConfigError if it does not compile."""
+    """A renderer of a Jinja template, in a sandbox, which raises whatever the template does. Raises
+    ConfigError if the template does not compile.
+    """
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)

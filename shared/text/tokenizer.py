@@ -118,7 +118,7 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """The fewest tokens of a text of so many bytes, unread; 0 if one may stand for any text."""
+        """The fewest tokens that so many bytes have, unread; 0: a token may have any length."""
         if self._longest_bytes is None:
             return 0
         return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)

@@ -71,7 +71,7 @@ class Replays:
         return await self._records.output(record)
 
     async def _read(self, replica: ReplicaId) -> acklog.Stories:
-        """The stories of a replica's log, read at most every LOG_CACHE_S: all readers may ask."""
+        """A replica's stories, read at most every LOG_CACHE_S: all its readers come at once."""
         async with self._locks.setdefault(replica, asyncio.Lock()):
             read_unix_s, stories = self._stories.get(replica, (0.0, {}))
             if self._clock.unix_s() - read_unix_s > LOG_CACHE_S:

@@ -1,4 +1,4 @@
-"""Tokens of a text, text of tokens, by the tokenizer and the template that read requests."""
+"""Answers which tokens a text has, and which text tokens have, as requests are read."""
 
 import asyncio
 from collections.abc import Callable

@@ -114,7 +114,7 @@ class Arrivals:
         return not self._reading.total
 
     def gate(self, call: Call) -> Refused | None:
-        """The refusal if its tenant has no room here. It takes 1 us: any number may come."""
+        """The refusal of a request whose tenant has no room. It takes 1 us: any number may come."""
         tenant, tier = call.subject.split(".")[-2:]
         weight = self._rules.tenants.named(tenant).weight
         reading, now = int(self._reading.held(tenant)) + 1, self._clock.unix_s()
@@ -308,7 +308,9 @@ class Arrivals:
         return placed, self._chores.start(asking, "admission.ask")
 
     async def _once_led(self, step: Callable[[], Awaitable[T]], until_unix_s: float) -> T:
-        """The outcome of a step that may be taken again, as during an election. Raises BusError."""
+        """The outcome of a step, which is taken again while the brokers elect a leader. Raises
+        StoreFull at once, any other BusError after `until_unix_s`.
+        """
         while True:
             try:
                 return await step()
@@ -325,7 +327,9 @@ class Arrivals:
         await call.reply(refused or self._received(record, attached=False))
 
     async def _answer_known(self, known: Known) -> bool:
-        """If the id is taken, answer with its subject; False: free. PeerError: another has it."""
+        """If the id is taken, answer with the subject of its events. False: it is free. Raises
+        PeerError if another request has it.
+        """
         stored = await self._records.get(known.key)
         if stored is None:
             return False

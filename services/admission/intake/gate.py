@@ -19,7 +19,7 @@ PROBE_TTL_S = 1.0
 
 
 class IntakeGate:
-    """Serves one instance's endpoint while its last write is less than LEASE_TTL_S ago."""
+    """Serves one endpoint until LEASE_TTL_S after its last write: by then its lease is lost."""
 
     def __init__(self, bus: Bus, clock: Clock, endpoint: Endpoint, instance: str) -> None:
         self._bus, self._clock = bus, clock

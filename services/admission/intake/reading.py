@@ -93,7 +93,7 @@ def _given(request: GenerateRequest) -> list[str]:
 
 
 def check_tokenizer(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if our tokenizer, of `model`, is not that of the model that is served."""
+    """Raises PeerError if our tokenizer, of `model`, is not the served model's: ids differ then."""
     if worker is not None and worker.engine != "sim" and worker.model != model:
         ours = f"that of `{model}`" if model else "the built-in one"
         raise PeerError(
@@ -331,7 +331,7 @@ class Intake:
     async def _in_time(
         self, request: GenerateRequest, payload_bytes: int, step: Callable[[], T]
     ) -> T:
-        """The outcome of a step: that of a long message beside the loop, in its tenant's turn."""
+        """The outcome of a step: for a long message beside the loop, in its tenant's turn."""
         size = payload_bytes // (IDS_SPEED if request.token_ids is not None else 1)
         if size < LONG_BYTES:
             return step()

@@ -17,10 +17,12 @@ Line = list[tuple[float, int, "asyncio.Future[None]"]]  # a heap by the virtual 
 
 
 class Turns:
-    """`at_once` texts are read at once, at most one of them huge. Where several tenants wait, bytes
-    go by their weights: start-time fair queueing (Goyal et al., SIGCOMM 1996). In virtual time a
-    text starts where its tenant's last one ends, but not before what began last, takes its size by
-    the weight, and the first to start is next. Those that wait are bounded where they are let in.
+    """`at_once` texts are read at once, at most one of them huge. Where several tenants wait, each
+    has bytes read in proportion to its weight.
+
+    Start-time fair queueing (Goyal et al., SIGCOMM 1996): in virtual time a text starts where its
+    tenant's last one ends, but not before the one that began last. It takes its size divided by the
+    weight. The one that starts first is next. Those that wait are bounded where they are let in.
     """
 
     def __init__(self, at_once: int) -> None:

@@ -15,20 +15,16 @@ NOTICE_S = 0.1  # one notice for the refusals of so long
 
 
 class Refusals:
-    """The refusals of one admission."""
-
     def __init__(self, bus: Bus, outcomes: Outcomes, chores: Chores) -> None:
         self._bus, self._outcomes, self._chores = bus, outcomes, chores
         self._unsaid: Counter[str] = Counter()  # by tier: those not told to who watches
 
     async def answer(self, call: Call, refused: Refused) -> None:
-        """Refuse a request."""
         tenant, tier = call.subject.split(".")[-2:]
         self.note(tenant, tier, refused.code)
         await call.reply(refused)
 
     def note(self, tenant: str, tier: str, code: str) -> None:
-        """Count a refusal."""
         self._outcomes.refused(tenant, tier, code)
         if code == "slow_down":
             if not self._unsaid:

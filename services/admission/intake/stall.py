@@ -12,7 +12,9 @@ STALLED_S = 2.0
 
 
 class Stall:
-    """After a pause of STALLED_S a flush tells when all that was sent before its end has come."""
+    """After a pause of STALLED_S, what was sent before its end is old. NATS keeps the order, so all
+    of that has come once a flush is answered.
+    """
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus, self._clock = bus, clock

@@ -24,7 +24,7 @@ class Fleet:
             self._first_heard_unix_s.setdefault(name, now_unix_s)
 
     def models(self) -> dict[str, float]:
-        """Models with a digest at most `fresh_s` old, and the instant of each one's first."""
+        """Models with a digest at most `fresh_s` old, each with the instant of its first digest."""
         return {
             model: self._first_heard_unix_s[model]
             for model in sorted({digest.model for digest in self._fresh()})

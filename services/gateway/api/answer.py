@@ -155,8 +155,9 @@ class Answer:
 
     async def _stream(self) -> None:
         """Writes the stream. Its head waits for an event of every choice, so that a refusal keeps
-        its status, but no longer than the first text or `keepalive_s`; for the first text where it
-        may still be refused (not to be relegated, or, up to `keepalive_s`, with a format).
+        its status, but no longer than the first text or `keepalive_s`. An answer that may not be
+        relegated can be refused until its first text, so its head waits for that. A format may not
+        compile, so the head waits for the first text up to `keepalive_s`.
         """
         first = self._ask.requests[0]
         patient = not first.allow_relegation

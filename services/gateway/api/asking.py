@@ -158,7 +158,7 @@ def _unknown(value: Any, kind: inspect.Type, place: str) -> Iterator[str]:
 def read(
     decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]
 ) -> Body:
-    """A body whose fields in `neutral` have one of these values. Raises PeerError, naming it."""
+    """Decode a body; a field in `neutral` has a value from there. Raises PeerError, naming it."""
     if not raw.strip():
         raise PeerError("the body is empty")
     try:

@@ -82,7 +82,7 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def template(self) -> dict[str, Any]:
-        """Published templates read of an effort: most the effort, Qwen's whether to think."""
+        """Variables of published templates: most read the effort, Qwen's only whether to think."""
         effort: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             effort = {"reasoning_effort": self.reasoning_effort}

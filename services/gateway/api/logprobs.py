@@ -40,7 +40,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 def written(piece: bytes) -> str:
-    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters."""
+    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters: none look alike."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

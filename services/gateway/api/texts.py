@@ -56,8 +56,6 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Texts:
-    """Both routes."""
-
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus, self._fleet = bus, fleet
 

@@ -50,8 +50,6 @@ class Answered(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A line to ask."""
-
     endpoint: str
     tenant: str
     request_id: str

@@ -44,8 +44,6 @@ WINDOW = re.compile(r"([1-9][0-9]{0,5})([smh])")
 
 
 class Batches:
-    """The routes of batches."""
-
     def __init__(self, store: BatchStore, files: FileStore, clock: Clock) -> None:
         self._store, self._files, self._clock = store, files, clock
 

@@ -1,4 +1,4 @@
-"""The room of each tenant for files: those stored count, and the bytes come of others."""
+"""The room of each tenant for files: its stored files count, and what has come of new ones."""
 
 import asyncio
 from collections.abc import AsyncIterator

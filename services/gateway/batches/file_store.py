@@ -1,4 +1,6 @@
-"""Tenants' files: objects of the bucket `files`, chunks first. A tenant is in the name."""
+"""The files of tenants: objects of the bucket `files`, whose chunks are written before the object
+is there. A file has its tenant in its name, so nobody reads another's.
+"""
 
 import time
 from collections.abc import AsyncIterator
@@ -104,7 +106,6 @@ class FileStore:
         return sorted(map(_shown, found), key=lambda f: (f.created_at, f.id), reverse=True)
 
     async def content(self, info: ObjectInfo) -> AsyncIterator[bytes]:
-        """The content, chunk by chunk."""
         async for chunk in self.objects.read(info.nuid):
             yield chunk.payload
 

@@ -63,8 +63,6 @@ class Deleted(Struct, frozen=True, kw_only=True):
 
 
 class Files:
-    """The routes of files."""
-
     def __init__(self, cfg: GatewayConfig, store: FileStore, batches: BatchStore) -> None:
         self._cfg, self._store, self._batches = cfg, store, batches
         self._room = FileRoom(store, cfg.tenant_files_bytes, cfg.tenant_files_limit)

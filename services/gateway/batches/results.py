@@ -61,7 +61,9 @@ class ResultFile:
         self._writing = asyncio.Lock()
 
     async def take_over(self) -> None:
-        """Read, and append an empty chunk: who has not read that one fails. Raises BusError."""
+        """Read what is there, and append an empty chunk: a process that has not read it can append
+        no more. Raises BusError.
+        """
         while True:
             self.done, self.digest, self._last = set(), Digest(), 0
             async for seq, payload in self._objects.read(self.chunks):
@@ -119,5 +121,4 @@ class ResultFile:
 
 
 def id_of(batch_id: str, number: int) -> str:
-    """The request id of a line."""
     return f"{batch_id.removeprefix('batch_')}-{number}"

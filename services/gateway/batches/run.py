@@ -147,7 +147,7 @@ class BatchRun:
         self._room.give(size_bytes)
 
     async def _ttlt_s(self, number: int) -> float:
-        """The time to a line's last token: the window's rest as its block begins, stored before."""
+        """A line's TTLT: what is left of the window as its block begins, stored before asking."""
         block = (number - 1) // BLOCK_LINES
         while len(self._record.ttlts_s) <= block:
             at = len(self._record.ttlts_s)
@@ -227,7 +227,6 @@ class BatchRun:
         )
 
     def _ending(self) -> str:
-        """The status that it ends with."""
         if self._record.status == "cancelling":
             return "cancelled"
         # the holder before may have settled the lines

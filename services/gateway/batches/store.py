@@ -46,7 +46,7 @@ class BatchStore:
     async def change(
         self, record: BatchRecord, step: Callable[[BatchRecord], BatchRecord | None]
     ) -> BatchRecord:
-        """The record after this step, or as it is if none applies. Raises BusError, PeerError."""
+        """The record after `step`; as it is where that gives None. Raises BusError, PeerError."""
         key = _key(record)
         for _ in range(TRIES):
             entry = await self._bucket.get(f"o.{key}")
@@ -83,7 +83,7 @@ class BatchStore:
         return sorted(found.values(), key=lambda r: (r.created_at, r.id), reverse=True)
 
     async def _end(self, key: str, record: BatchRecord, revision: int) -> None:
-        """Write the end into the open record, which decides, then its own key, and delete that."""
+        """Write the end into the open record, which decides, then move it to the ended ones."""
         await self._bucket.update(f"o.{key}", _encode(record), revision)
         await self.tidy(record)
 

@@ -13,7 +13,7 @@ from services.gateway.http import envelope
 from services.gateway.http.envelope import Rejected
 from shared.core.shared_room import Shares
 
-# Of a refused body so much is read and dropped, for so long: its sender gets to the answer.
+# A refused body is read and dropped up to these, so that its sender gets to the answer.
 DROP_BYTES = 64 * 1024 * 1024
 DROP_S = 10.0
 PLAIN = "identity"  # the Content-Encoding of a body that is not compressed

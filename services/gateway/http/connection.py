@@ -19,8 +19,9 @@ log = logs.logger()
 
 
 class Connections:
-    """The open connections, `limit` at most. Then a new one replaces the longest idle of the
-    address with most idle ones: hoarders and proxies lose their own first.
+    """The open connections, `limit` at most. At the limit a new one takes the place of the one that
+    is idle for longest, at the peer address with the most idle ones: hoarders lose their own. A
+    connection is idle unless it answers a request that was let in.
     """
 
     def __init__(self, limit: int, registry: Registry, clock: Clock) -> None:
@@ -104,8 +105,9 @@ class Together:
 
 
 class Connection(H11Protocol):
-    """Closed unless a whole head comes `head_within_s` after it opened or was used again; on Linux
-    also once bytes have waited `unread_s` for the client to take them.
+    """Closed unless a whole head comes `head_within_s` after it opened or was used again. On Linux
+    the kernel closes it, too, once bytes have waited `unread_s` for the client: a close from here
+    would wait for that client for ever.
     """
 
     all: Connections

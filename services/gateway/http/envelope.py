@@ -141,7 +141,6 @@ def too_many_copies(limit_bytes: int) -> Problem:
 
 
 def body_encoded(encoding: str) -> Problem:
-    """The failure of a compressed body."""
     return Problem(
         status=415,
         message=f"Content-Encoding: {encoding[:64]} is not supported: send the body as it is",

@@ -77,7 +77,9 @@ def read_flag(headers: Mapping[str, str], name: str, default: bool) -> bool:
 def read_tier(
     headers: Mapping[str, str], service_tier: str | None, tiers: TierSet
 ) -> tuple[str, str]:
-    """The tier, and the client's name for it. Headers go first. Raises PeerError, naming it."""
+    """The tier, and the client's name for it. Headers go before the body. Raises PeerError, naming
+    the header or the field.
+    """
     for name in TIER_HEADERS:
         if name in headers:
             tier = headers[name]

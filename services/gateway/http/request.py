@@ -80,7 +80,6 @@ class HttpRequest:
     async def answer(
         self, content: bytes, status: int = 200, media_type: str = "application/json"
     ) -> None:
-        """Answer with this body."""
         headers = {"content-type": media_type, "content-length": str(len(content))}
         await self._start(status, headers)
         await self.send({"type": "http.response.body", "body": content})

@@ -18,8 +18,9 @@ LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S
 
 
 def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The request's own SLO, with the bounds that it names, judged as its tier is; None: the
-    tier's. Raises PeerError, naming the header: milliseconds from 0.1 to a year.
+    """The request's own SLO, judged as its tier is; None: the tier's SLO holds. It has only the
+    bounds that the request names. Raises PeerError, naming the header, for anything but
+    milliseconds from 0.1 to a year.
     """
     bounds: dict[str, float] = {}
     for bound in SLO_HEADERS:
@@ -30,7 +31,9 @@ def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
 
 
 def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None:
-    """The header behind a bound that admission's `param` names; both paces are `slo.tbt_s`."""
+    """The header that gave the bound in admission's `param`; any other `param` as it is. Both paces
+    are `slo.tbt_s` there: at fault is the tighter one.
+    """
     bound = (param or "").removeprefix("slo.")
     if bound == param or bound not in SLO_HEADERS:
         return param

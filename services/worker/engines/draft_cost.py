@@ -14,10 +14,10 @@ PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt, at most
 
 
 def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
-    """(step, read): a draft step for a few decodes over the target's pass for them, and a prompt
-    token that the draft reads over the target's. The engine holds nothing, before and after.
-    `depth` drafts at most; less in short contexts. The fastest counts. DRAFT where no request can
-    have a prompt and a round.
+    """The cost of drafts as fractions (step, read) of the target's: of a draft step for a few
+    decodes, and of a prompt token that the draft reads. The engine holds nothing, before and after.
+    It makes `depth` drafts at most, fewer in short contexts. The fastest counts, as a busy machine
+    makes some slow. DRAFT where no request can have a prompt and a round.
     """
     facts, depth = engine.facts, min(depth, DEPTH)
     context = min(facts.context_tokens, facts.draft_context_tokens or facts.context_tokens)

@@ -1,10 +1,10 @@
 """A worker times its own engine for a few seconds and fits the profile that it announces.
 
 Requests are prefilled in chunks of every size (alone, several, beside decodes), then decode, greedy
-and sampled mixed; some verify drafts, without the time of the draft. Shuffled rounds of the same
-batches share slow moments of the machine alike. Time bounds it, not a number: no batch may take a
-large part, and a slow engine gets smaller ones. Iterations in which the engine made something ready
-do not count, nor does their time, up to as much again.
+and sampled mixed. Some verify drafts; the time of the draft itself is left out. Rounds of batches
+are shuffled, so that a slow moment of the machine falls on all kinds alike. Time bounds it, not a
+number: no batch may take a large part, and a slow engine gets smaller ones. Iterations in which the
+engine made something ready do not count, nor does their time, up to as much again.
 """
 
 import math
@@ -236,7 +236,7 @@ class Measurement:
         return request
 
     def _held(self, more: int) -> int:
-        """Tokens of KV, in whole blocks, of all and one of `more` tokens, some steps later."""
+        """Tokens of KV, in whole blocks, that all requests and a new one of `more` will take."""
         size = self._facts.block_tokens
         lengths = (more, *(request.known for request in (*self._residents, *self._arriving)))
         return sum(-(-(length + 16) // size) * size for length in lengths)

@@ -1,6 +1,7 @@
 """AdmissionCore: decides where each request goes next. Sans-IO: the service writes records and
-sends offers. A request is *open* from being stored (or taken over) until it is held, relegated or
-ended, with one step under way at most, whose result, an event, leads to the next.
+sends offers. A request is *open* from when it is stored (or taken over) until it is held, relegated
+or ended. It has one step under way at most. The result comes back as an event, which leads to the
+next step.
 """
 
 import math
@@ -93,7 +94,7 @@ AdmissionEvent = Opened | Heard | Pooled | Lost | Answered | GaveWay | Gone | Ti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name this replica in the record, if it is still at `attempt`. Answered or Gone follows."""
+    """Name this replica in a record still at `attempt`, then offer. Answered or Gone follows."""
 
     key: RequestKey
     attempt: int

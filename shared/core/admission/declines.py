@@ -36,7 +36,7 @@ class Declines:
         self._declined: OrderedDict[Kind, _Declined] = OrderedDict()  # the latest last
 
     def tries(self, record: Record, now_unix_s: float) -> bool:
-        """True: nothing that was no harder was declined of late, or it is its turn to try."""
+        """True if nothing as easy or easier was declined of late, or it is its turn to try."""
         known = self._declined.get(_kind_of(record))
         if (
             known is None
@@ -54,13 +54,11 @@ class Declines:
         return True
 
     def held(self, record: Record) -> None:
-        """A replica holds this one."""
         known = self._declined.get(_kind_of(record))
         if known is not None:
             known.credit += 1
 
     def declined(self, record: Record, now_unix_s: float) -> None:
-        """No replica holds this one."""
         kind = _kind_of(record)
         prompt_tokens, max_tokens = record.prompt_tokens, record.max_tokens
         known = self._declined.pop(kind, None)

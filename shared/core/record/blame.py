@@ -17,7 +17,9 @@ def first_missed(
     *,
     good: bool,
 ) -> FirstMissed | None:
-    """For a missed SLO; None: no deadline missed yet, or no account. `good`: it owed no more."""
+    """The first deadline missed by a request that did not meet its SLO. None: it had missed none
+    until then, or nobody kept account. `good`: it ended well, so it owed no more tokens.
+    """
     if not timeline.account.until_unix_s:
         return None
     found: list[tuple[float, int, Missed, float | None, Account]] = []
@@ -59,7 +61,7 @@ def first_missed(
 def _by_pace(
     slo: Slo, measure: Measure, timeline: RequestTimeline
 ) -> tuple[float, int, Missed, float | None, Account]:
-    """No token was late, but the mean pace: the last token, due at that pace after the first."""
+    """Only the mean pace was late. That is the last token, due at this pace after the first."""
     gaps = max(measure.tokens - 1, 0)
     pace_s = slo.pace_s(thinking=False)
     due_unix_s = min(measure.first_unix_s + gaps * pace_s, measure.last_unix_s)
@@ -67,8 +69,9 @@ def _by_pace(
 
 
 def main_cause(account: Account, *, due_s: float, granted_s: float) -> Cause:
-    """The cause of a deadline `due_s` after arrival; `granted_s`: later tokens' pace. Its own
-    prefill, if that alone is too long; else what took most, decodes and drafts beyond the pace.
+    """The cause of a missed deadline, `due_s` after arrival; `granted_s` of that is the pace of the
+    tokens after the first. It is the request's own prefill, if that took longer than was left for
+    it. Else it is what took most; decodes and drafts count beyond the pace.
     """
     if account.prefill_s > due_s - granted_s:
         return Cause.PREFILL

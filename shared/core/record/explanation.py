@@ -44,11 +44,8 @@ def explanation(
 ) -> Explanation:
     """The explanation of a request with this output so far; `whole`: names other tenants, too."""
     tenant, _, request_id = record.key.partition(".")
-    timeline, verdict, measure = (
-        _until_now(record, resume.diary, now_unix_s),
-        record.verdict,
-        (resume.measure),
-    )
+    timeline = _until_now(record, resume.diary, now_unix_s)
+    verdict, measure = record.verdict, resume.measure
     if not whole:
         timeline = _seen_by(tenant, timeline)
     if verdict is None:

@@ -56,7 +56,7 @@ def drawn(
     *,
     now_unix_s: float | None = None,
 ) -> Record | None:
-    """Relegation takes it out of its pool and names a place; no owner is checked."""
+    """Relegation takes it out of the pool, which is its own by lease, and names a place."""
     if not applies(Event.DRAWN, record):
         return None
     if now_unix_s is not None:
@@ -262,7 +262,7 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
 
 
 def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> str:
-    """OpenAI's words for a prompt that no replica holds. `at_least`: not counted to the end."""
+    """OpenAI's words, known to clients, for too long a prompt. `at_least`: not fully counted."""
     tokens = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
     return (
         f"{OVER_CONTEXT} {context_tokens} tokens. However, your prompt has {tokens} tokens, and"
@@ -278,7 +278,7 @@ def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str
 def deleted(
     record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
 ) -> Record:
-    """The end of a request whose record, last known so, was deleted. The rest as for `lost`."""
+    """The end of a request whose record, last known as this, was deleted. Else as for `lost`."""
     return ended(
         record,
         FinishReason(why) if why in FINAL else FinishReason.FAILED,
@@ -299,7 +299,7 @@ def without_output(record: Record, output_key: str) -> Record:
 
 
 def _end_of(record: Record, resume: Resume, why: str) -> str:
-    """`why` an attempt ended; LENGTH where nothing is left to be made, whatever its worker says."""
+    """`why` an attempt ended; LENGTH where nothing is left to make, which no planner would plan."""
     whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
     return FinishReason.LENGTH.value if whole else why
 

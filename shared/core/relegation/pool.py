@@ -1,9 +1,9 @@
 """The order of the best-effort pool: importance, then the tenant that was given least, then age.
 
-Replicas take only requests whose needs they meet: requests with equal needs have an order, and the
+Replicas take only requests whose needs they meet. Requests with equal needs have an order, and the
 first of all firsts is next. A step costs the logarithm of the waiting tenants, and a search in
-one's requests. Heap entries are corrected at the top: what a waiting tenant was given only grows.
-Those of tenants that left are swept once most are void.
+one's requests. A heap's entry is corrected at the top, which is enough: what a waiting tenant was
+given only grows. Those of tenants that left are swept once most are void.
 """
 
 from bisect import bisect_left, insort

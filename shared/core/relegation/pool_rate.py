@@ -24,14 +24,12 @@ class PoolRate:
         self._taken: OrderedDict[RequestKey, None] = OrderedDict()
 
     def waited(self, waited_s: float) -> None:
-        """Requests waited for so long."""
         kept = math.exp(-waited_s / MEMORY_S)
         self._tokens *= kept
         self._prior_s *= kept
         self._waited_s = self._waited_s * kept + waited_s
 
     def took(self, record: Record) -> None:
-        """A replica took it."""
         self._tokens += record.work_tokens
         self._taken[record.key] = None
         if len(self._taken) > TAKEN_LIMIT:

@@ -43,8 +43,9 @@ class PoolWork:
         return nlargest(LANES_LIMIT, self._lanes.values(), key=lambda lane: lane.tokens)
 
     def before(self, record: Record) -> int:
-        """Tokens before this request ends, its own included: more important work, and of tenants as
-        important what its own brings, by weights (shared/core/relegation/pool.py).
+        """Tokens that have their turn before this request ends, its own included. More important
+        work goes first; of each tenant that is as important only as much as its own brings, by
+        their weights (shared/core/relegation/pool.py).
         """
         mine: Lane = lane_of(record)
         own = self._lanes.get(mine)

@@ -331,7 +331,7 @@ class RelegationCore:
         return _AtOnce(min(part, slots, ALONE_MOST), tokens)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
-        """The next deadline, less the predicted time with its margin. -inf: late, or none."""
+        """The next deadline, less the predicted time and margin. -inf: late, or no deadline."""
         due = record.slo.last_due_unix_s(record.arrived_unix_s)
         if record.resume.measure.tokens:
             if record.resume.measure.late_tokens:

@@ -106,7 +106,6 @@ class Refitted:
         return self._error
 
     def observe(self, shape: BatchShape, exec_s: float, at_unix_s: float) -> None:
-        """One batch as it ran."""
         if not self._parts or not shape.prefill_tokens or exec_s <= 0:
             return
         if self._fitted is not None:

@@ -202,11 +202,8 @@ def after(view: View, choice: Choice, seconds: float) -> View:
     row_of = np.full(int(view.slot.max(initial=0)) + 1, -1, dtype=np.intp)
     row_of[view.slot] = np.arange(view.rows)
     rows: NDArray[np.intp] = row_of[choice.slots]
-    computed, generated, phase = (
-        view.computed_tokens.copy(),
-        view.generated_tokens.copy(),
-        view.phase.copy(),
-    )
+    computed, generated = view.computed_tokens.copy(), view.generated_tokens.copy()
+    phase = view.phase.copy()
     computed[rows] += choice.caps
     decoded = phase[rows] == chunk.DECODE
     ended = ~decoded & (computed[rows] >= view.target_tokens[rows])

@@ -36,13 +36,8 @@ class PrefillRate:
         draft: Draft | None = None,
         lengths: Lengths | None = None,
     ) -> None:
-        self._profile, self._tpot_s, self._context, self._idle_s, self._margin_s = (
-            profile,
-            tpot_s,
-            context_tokens,
-            idle_s,
-            margin_s,
-        )
+        self._profile, self._tpot_s, self._context = profile, tpot_s, context_tokens
+        self._idle_s, self._margin_s = idle_s, margin_s
         self._draft, self._lengths = draft, lengths
         self._plain: dict[tuple[float, int], float] = {}
         self._of: dict[tuple[int, ...], float] = {}

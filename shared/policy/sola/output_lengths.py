@@ -23,9 +23,7 @@ ALL = 0  # the row of every end, whatever its class
 
 
 class LengthDistributions:
-    """The number of outputs at least as long as each length, and their tokens in all, for each
-    class.
-    """
+    """For each class and length, the outputs that were at least so long, and their tokens."""
 
     def __init__(self) -> None:
         # the row of each class, [prompt class, max_tokens class]; ALL: not seen yet
@@ -38,10 +36,8 @@ class LengthDistributions:
         self._mean = np.full((1, BINS), np.inf)
 
     def observe(self, ended: Ended) -> None:
-        prompt, most = (
-            ended.prompt_tokens.bit_length() % CLASSES,
-            ended.max_tokens.bit_length() % CLASSES,
-        )
+        prompt = ended.prompt_tokens.bit_length() % CLASSES
+        most = ended.max_tokens.bit_length() % CLASSES
         if self._row_of[prompt, most] == ALL:
             self._row_of[prompt, most] = len(self._ends)
             self._ends = np.vstack((self._ends, np.zeros(BINS)))
@@ -62,10 +58,9 @@ class LengthDistributions:
             self._taken[prompt, most] = own
 
     def left(self, prompt_tokens: Ints, max_tokens: Ints, generated_tokens: Ints) -> Floats:
-        """l_left: output tokens still to come, between 1 and what the request may still have; that,
-        where nothing is known.
-
-        Nothing is known before MIN_ENDS ends, nor of a request that is longer than all that ended.
+        """l_left: output tokens still to come, from 1 to the most that the request may have. It is
+        the most where nothing is known: before MIN_ENDS ends, and for a request that is longer than
+        all that ended.
         """
         row = self._taken[_class(prompt_tokens), _class(max_tokens)]
         at = np.minimum(generated_tokens // BIN_TOKENS, BINS - 1)

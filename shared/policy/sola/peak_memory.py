@@ -9,9 +9,8 @@ Where we differ: the paper adds up what this iteration runs and compares with th
 here everything that holds KV counts, and the whole capacity, as in LightLLM. A peak of exactly the
 capacity is allowed; otherwise a request that needs all of it would never begin. As printed, a
 request that does not fit is passed over and those behind it may begin, so a large one can wait
-long. Requests
-that must wait between two tokens do not grow meanwhile, so for them the sum is no strict bound, and
-lengths are predicted: KV may run short after all.
+long. Requests that must wait between two tokens do not grow meanwhile, so for them the sum is no
+strict bound, and lengths are predicted: KV may run short after all.
 """
 
 import numpy as np
@@ -80,13 +79,8 @@ class Room:
         """`has`, `left`, `begun` run along the queue; those begun are in the memory's sum already.
         No memory: everyone may.
         """
-        self._memory, self._kv_blocks, self._has, self._left, self._begun = (
-            memory,
-            kv_blocks,
-            has,
-            left,
-            begun,
-        )
+        self._memory, self._kv_blocks = memory, kv_blocks
+        self._has, self._left, self._begun = has, left, begun
         self.may: Bools = np.ones(len(begun), dtype=np.bool_)
         self._look()
 

@@ -183,7 +183,7 @@ def read_body(raw: bytes) -> AskedAsResponse:
 
 
 def _without_hosted(raw: bytes) -> tuple[bytes, list[str]]:
-    """The body without the tools that are no functions, and their types."""
+    """The body without tools that are no functions, and their types: a model need not call each."""
     if b'"tools"' not in raw:
         return raw, []
     try:
@@ -243,7 +243,6 @@ def _format(form: TextFormat) -> ResponseFormat:
 
 
 def _echo(body: ResponseBody) -> Echo:
-    """The part of a response that repeats its request."""
     form = (body.text.format if body.text else None) or TextFormat(type="text")
     return Echo(
         instructions=body.instructions,

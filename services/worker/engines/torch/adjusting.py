@@ -31,7 +31,7 @@ def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
 
 
 def asks(written: Written) -> bool:
-    """Its logits are to be adjusted. If not, they are not later on."""
+    """True if the logits are to be adjusted. Once false, it stays false."""
     s = written.sampling
     return always_asks(s) or len(written.tokens) - written.prompt < s.min_tokens
 
@@ -43,7 +43,7 @@ def always_asks(s: Sampling) -> bool:
 
 
 def _adjust(logits: Tensor, written: Written) -> None:
-    """Adjusts one row. Repetition counts the prompt, too (C. Keskar et al., CTRL, 2019, 4.1)."""
+    """Adjusts a row. Repetition counts the prompt, too (Keskar et al., CTRL, 2019, section 4.1)."""
 
     def at(tokens: Collection[int]) -> Tensor:
         return torch.tensor(

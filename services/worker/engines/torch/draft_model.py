@@ -99,7 +99,6 @@ class DraftModel:
 
     @property
     def recorded(self) -> int:
-        """The passes recorded since requests are served."""
         return self._model.recorded
 
     def draft(self, asks: Sequence[Ask]) -> Drafted:

@@ -47,7 +47,8 @@ class TorchEngine(KnowsFacts):
 
     `kv_blocks` 0: what fits on a GPU, or 2048. `draft`: a draft model's folder, with
     `draft_kv_blocks` (0: a quarter more than the target). `profile`: the announced one. `dtype`:
-    float32, bfloat16, or the device's default. Threads: OMP_NUM_THREADS, or 1.
+    float32, bfloat16, or the device's default. It uses OMP_NUM_THREADS threads, or 1: more threads
+    than cores are far slower.
     """
 
     def __init__(
@@ -233,12 +234,9 @@ class TorchEngine(KnowsFacts):
         self._blocks.release(state.place)
         if self._draft is not None:
             self._draft.release(slot)
-        state.place, state.computed = (
-            paged.Place(
-                self._facts.block_tokens, state.place.wanted_blocks * self._facts.block_tokens
-            ),
-            0,
-        )
+        size = self._facts.block_tokens
+        state.place = paged.Place(size, state.place.wanted_blocks * size)
+        state.computed = 0
         state.prefix.restart()
 
     def release(self, slot: Slot) -> None:

@@ -58,8 +58,9 @@ class Place:
 
 
 class Blocks:
-    """The pool's blocks, 0..total-1, and their owners. One known by a hash (prefixes.py) stays,
-    idle and free, and may be shared; the first left idle goes first. A shared block is full.
+    """The blocks of the pool, 0..total-1, and their owners. A block whose tokens are known by a
+    hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. The one
+    that was left idle first goes first. A shared block is full, so nobody writes to it again.
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:
@@ -132,7 +133,7 @@ class Blocks:
             place.add(block)
 
     def name(self, place: Place, number: int, digest: bytes) -> None:
-        """Block `number` is full, with this hash of all tokens so far. A hash keeps its first."""
+        """Block `number` is full; tokens to its end have this hash, which keeps its first block."""
         block = place.blocks[number]
         if digest not in self._known and block not in self._hash_of:
             self._known[digest] = block
@@ -169,7 +170,9 @@ class Blocks:
         self._unused += 1
 
     def _begin(self, wanted: int) -> int:
-        """The middle of the longest unused stretch, or earlier if `wanted` blocks need the room."""
+        """The first block of a sequence: in the middle of the longest unused stretch, since the
+        owner of the block before may grow; earlier if `wanted` blocks need the room.
+        """
         edges = np.diff(self._taken)
         begins, ends = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         longest = int(np.argmax(ends - begins))

@@ -22,7 +22,9 @@ class Prefix:
         self._named = 0
 
     def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
-        """Lets `place` begin with known blocks; how many positions, 0 if over `spare` are idle."""
+        """Lets an empty `place` begin with known blocks. Returns how many positions they hold; 0
+        where more than `spare` of them are idle. At least one token is left to compute.
+        """
         found = blocks.find(self._of(tokens, len(tokens) - 1))
         if blocks.idle(found) > spare:
             return 0

@@ -58,7 +58,7 @@ def likeliest(logits: Tensor) -> list[int]:
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:
-    """Log-probabilities of each row's token, and of its `tops` likeliest, likeliest first."""
+    """Natural log-probabilities of each row's token, and of its `tops` likeliest, best first."""
     known = logits.float().log_softmax(dim=-1)
     own = known.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best, which = known.topk(min(max(tops), known.shape[1]), dim=-1)
@@ -134,7 +134,9 @@ def _among(shares: Tensor, points: Tensor) -> list[int]:
 
 
 def _invert(shares: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The index in `shares` [B, N] that each point falls on, and its place within, in [0, 1)."""
+    """The index in `shares` [B, N] that each of `points` falls on, and its place within that share.
+    Points are parts of the sum; both are in [0, 1).
+    """
     cumulated = shares.double().cumsum(dim=-1)
     target = points * cumulated[:, -1:]
     picks = torch.searchsorted(cumulated, target, right=True)

@@ -38,7 +38,6 @@ class Tree:
         return len(self.tokens) - 1
 
     def root(self) -> "Tree":
-        """The root alone."""
         return Tree(self.tokens[:1], self.paths[:1], self.beams[:1], {})
 
     def child(self, node: int, token: int) -> int | None:

@@ -54,7 +54,7 @@ class InPlaceBatch:
     def __init__(
         self, pool: Pool, parts: Sequence[Part], writes: Tensor, positions: int, sparse: bool
     ) -> None:
-        """`writes`: pool positions of new tokens. `positions`: the pool's. `sparse`: of decodes."""
+        """`writes`: where new tokens go. `positions`: of the pool. `sparse`: see `sparse_works`."""
         self._pool = pool
         self._writes = writes
         self._positions = positions

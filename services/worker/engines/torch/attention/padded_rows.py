@@ -18,7 +18,9 @@ _BITS = 62  # of a mask
 
 
 class Run(NamedTuple):
-    """Rows of a batch. `sees`: positions, the first `before` seen by all; `own`: bits, by row."""
+    """Consecutive rows of a batch. `sees`: pool positions; every row sees the first `before`.
+    `own`: of each row, which of the others it sees, bit by bit.
+    """
 
     before: int
     own: Sequence[int]
@@ -95,7 +97,7 @@ class PaddedRows:
         self._bias: Tensor | None = None
 
     def attend(self, query: Tensor, pools: tuple[Tensor, Tensor], scale: float | None) -> Tensor:
-        """`query`: [rows, heads, size], one row for each of `place`. [rows, heads, value size]."""
+        """`query`: [rows, heads, size], rows as in `place`. Gives [rows, heads, value size]."""
         runs, width, _ = self._shape
         rows, heads, size = query.shape
         kv_heads = pools[0].shape[1]
