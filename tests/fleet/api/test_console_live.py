@@ -191,6 +191,10 @@ async def test_what_a_fleet_serves_is_recorded_as_a_trace(fleet: Fleet, tmp_path
         ]
         answers = await asyncio.gather(*(ask(client, *each) for each in asked))
     prompts = [answer.verdict.prompt_tokens for answer in answers if answer.verdict is not None]
+    assert process.stderr is not None
+    async with asyncio.timeout(WAIT_S):
+        while b"2 requests" not in await process.stderr.readline():
+            pass
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert process.returncode == 0, err
