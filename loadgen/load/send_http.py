@@ -63,7 +63,8 @@ class HttpSender:
             "x-slackline-slo-ttlt-ms": slo.ttlt_s,
         }
         headers = {
-            name: f"{1000 * bound_s:g}" for name, bound_s in bounds.items() if bound_s is not None
+            name: "none" if bound_s is None else f"{1000 * bound_s:g}"
+            for name, bound_s in bounds.items()
         }
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"

@@ -1,12 +1,15 @@
-"""The headers that give a request an SLO of its own."""
+"""The headers with which a request refines the SLO of its tier."""
 
 import math
 from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from shared.errors import PeerError
 from shared.rules.tiers import Tier
 from shared.vocabulary import LONGEST_S, SHORTEST_S, Slo
 
+NONE = "none"  # in place of milliseconds: the request goes without this bound of its tier
 # SLO bound -> headers that give it in milliseconds; the first one present counts.
 SLO_HEADERS = {
     "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
@@ -14,20 +17,23 @@ SLO_HEADERS = {
     "ttlt_s": ("x-slackline-slo-ttlt-ms", "x-llm-d-slo-ttlt-ms", "x-slo-ttlt-ms"),
     "thinking_tbt_s": ("x-slackline-slo-thinking-tpot-ms",),
 }
+MULTIPLES = {"ttft_s": "ttft_x", "tbt_s": "tbt_x", "ttlt_s": "ttlt_x"}
 LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S
 
 
 def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The request's own SLO, judged as its tier is; None: the tier's SLO holds. It has only the
-    bounds that the request names. Raises PeerError, naming the header, for anything but
-    milliseconds from 0.1 to a year.
+    """The SLO of the tier with the bounds that the request names in place of its own; None: the
+    request names none. Raises PeerError, naming the header, for anything but NONE and milliseconds
+    from 0.1 to a year.
     """
-    bounds: dict[str, float] = {}
+    bounds: dict[str, float | None] = {}
     for bound in SLO_HEADERS:
         name = _given(headers, bound)
         if name is not None:
-            bounds[bound] = _read_ms(headers[name], name) / 1000
-    return Slo(**bounds, definition=tier.slo.definition) if bounds else None
+            bounds[bound] = None if _is_none(headers[name]) else _read_ms(headers[name], name) / 1e3
+            if bound in MULTIPLES:
+                bounds[MULTIPLES[bound]] = None
+    return replace(tier.slo, **bounds) if bounds else None
 
 
 def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None:
@@ -38,13 +44,18 @@ def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None
     if bound == param or bound not in SLO_HEADERS:
         return param
     bounds = ("tbt_s", "thinking_tbt_s") if bound == "tbt_s" else (bound,)
-    given = [name for one in bounds if (name := _given(headers, one)) is not None]
+    named = [name for one in bounds if (name := _given(headers, one)) is not None]
+    given = [name for name in named if not _is_none(headers[name])]
     return min(given, key=lambda name: float(headers[name]), default=param)
 
 
 def _given(headers: Mapping[str, str], bound: str) -> str | None:
     """The header that gives this bound; None if none does."""
     return next((name for name in SLO_HEADERS[bound] if name in headers), None)
+
+
+def _is_none(text: str) -> bool:
+    return text.strip().lower() == NONE
 
 
 def _read_ms(text: str, name: str) -> float:
@@ -54,7 +65,7 @@ def _read_ms(text: str, name: str) -> float:
     except ValueError:
         value_ms = math.nan
     if math.isnan(value_ms):
-        wrong = "a number of milliseconds"
+        wrong = f"a number of milliseconds, or `{NONE}`"
     elif value_ms < LEAST_MS:
         wrong = f"at least {LEAST_MS:g} ms"
     elif value_ms > MOST_MS:

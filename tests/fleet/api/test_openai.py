@@ -80,7 +80,8 @@ async def test_a_chat_whole_and_streamed_says_the_same(
 async def test_the_answer_says_which_tier_was_used_and_flex_if_it_was_relegated(
     client: openai.AsyncOpenAI,
 ) -> None:
-    slow = {"x-llm-d-slo-ttft-ms": "60000"}  # so that no machine is too slow for any of them
+    # so that no machine is too slow for any of them
+    slow = {"x-llm-d-slo-ttft-ms": "60000", "x-llm-d-slo-tpot-ms": "none"}
     asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 3}
     tiers = [
         (

@@ -27,10 +27,15 @@ from tests.services.gateway.standin_fleet import standing_in
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_an_slo_in_headers_is_judged_as_its_tier_is() -> None:
-    tier = Tier(slo=Slo(ttft_s=1.0, definition=Definition.MEAN_TPOT))
-    given = read_slo({"x-slo-tpot-ms": "50"}, tier)
-    assert given == Slo(tbt_s=0.05, definition=Definition.MEAN_TPOT)
+def test_an_slo_in_headers_refines_that_of_the_tier() -> None:
+    tier = Tier(slo=Slo(ttft_x=3.0, tbt_s=0.1, definition=Definition.MEAN_TPOT))
+    for headers, bounds in (
+        ({"x-slo-tpot-ms": "50"}, {"ttft_x": 3.0, "tbt_s": 0.05}),
+        ({"x-slo-ttft-ms": "700"}, {"ttft_s": 0.7, "tbt_s": 0.1}),
+        ({"x-slo-ttlt-ms": "9000", "x-slo-tpot-ms": "None"}, {"ttft_x": 3.0, "ttlt_s": 9.0}),
+        ({"x-slo-ttft-ms": "none", "x-slo-ttlt-ms": "none"}, {"tbt_s": 0.1}),
+    ):
+        assert read_slo(headers, tier) == Slo(**bounds, definition=Definition.MEAN_TPOT)
     assert read_slo({}, tier) is None
 
 
@@ -61,8 +66,8 @@ OUT_OF_BOUNDS = [
     ("0.001", "must be at least 0.1 ms"),
     ("-inf", "must be at least 0.1 ms"),
     ("inf", "must be at most 31536000000 ms, a year"),
-    ("nan", "must be a number of milliseconds"),
-    ("soon", "must be a number of milliseconds"),
+    ("nan", "must be a number of milliseconds, or `none`"),
+    ("soon", "must be a number of milliseconds, or `none`"),
 ]
 
 
@@ -82,6 +87,7 @@ FAULTS: list[tuple[str, dict[str, str], str]] = [
     ("slo.tbt_s", {TPOT: "1", THINKING: "2"}, TPOT),
     ("slo.tbt_s", {TPOT: "2", THINKING: "1"}, THINKING),
     ("slo.tbt_s", {THINKING: "1"}, THINKING),
+    ("slo.tbt_s", {TPOT: "none", THINKING: "1"}, THINKING),
     ("slo.ttft_s", {TPOT: "1"}, "slo.ttft_s"),  # the tier's
     ("prompt", {TPOT: "1"}, "prompt"),
 ]
