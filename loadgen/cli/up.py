@@ -321,13 +321,15 @@ async def _welcome(fleet: Fleet, metrics: str) -> str:
     tenant = fleet.access(User(Role.TENANT, fleet.spec.tenants[0]))
     lines.append(f"keys    SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
     lines.append("        (for other users and programs; your `slackline` commands need none)")
-    lines.append(f'try     {sys.argv[0]} submit "What is a river?" --tier {tier}{url}')
-    lines.append(f"        {sys.argv[0]} chat{url}")
+    me = sys.argv[0]
+    lines.append(f'try     {me} submit "What is a river?" --tier {tier} --max-tokens 64{url}')
+    lines.append(f"        {me} chat{url}")
     if fleet.http_url:
         lines.append(
             f"        curl -N {fleet.http_url}/v1/chat/completions "
             f"-H 'Content-Type: application/json' {KEY_HEADER if with_key else ''}"
-            '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], "stream": true}\''
+            '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], '
+            '"max_tokens": 64, "stream": true}\''
         )
     lines.append("stop    Ctrl-C")
     return "\n".join(lines)
