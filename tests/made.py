@@ -1,5 +1,5 @@
-"""Messages, records and facts for tests. A test names the values that matter to it; the others are
-these.
+"""Messages, records and facts for tests. A test names the values that matter to it; the others have
+the defaults below.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ PROFILE = "a100-llama3-8b"
 
 
 def announce(replica: str = "r1", **more: Any) -> Announce:
-    """The heartbeat of a worker whose engine can nothing special."""
+    """The heartbeat of a worker whose engine has no special features."""
     usual: dict[str, Any] = {
         "incarnation": "i", "at_unix_s": 0.0, "model": "m", "engine": "sim", "profile": PROFILE,
         "pool": "", "kv_blocks": 100, "block_tokens": 16, "context_tokens": 1000, "max_slots": 8,

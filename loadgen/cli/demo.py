@@ -19,8 +19,7 @@ from loadgen.bench import machine
 from loadgen.cli.main import INTERRUPTED
 from loadgen.cli.options.common import make_folder
 from loadgen.cli.options.option import add_options
-from loadgen.demo import questions as answers
-from loadgen.demo import rush
+from loadgen.demo import questions, rush
 from loadgen.demo.prompts import Prompts
 from loadgen.demo.rush import TIERS, Rush, capacity_per_s
 from loadgen.fleet.fleet import Fleet, FleetSpec
@@ -82,7 +81,8 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
     busy = await asyncio.to_thread(machine.busy)
     if not args.quick:
         console.rule("1 of 2  A model answers")
-        profile = await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
+        answer = partial(questions.answer, console=console)
+        profile = await _on(questions.spec(), answer, console)
         load = _scaled_to(profile, load)
         prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), args.seed)
     console.rule("2 of 2  A rush of requests")

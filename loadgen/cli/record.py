@@ -31,7 +31,7 @@ LONGEST_S = 1e7  # of one recording, nearly four months
 TOLD_S = 5.0  # between two lines of progress
 WAIT_S = 60.0
 LOOK_S = 0.5  # between two looks whether requests still run
-QUIET_S = 2.0  # without any, they have all ended: one on its way is held within it
+QUIET_S = 2.0  # if none is held for so long, all have ended: one on its way is held sooner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

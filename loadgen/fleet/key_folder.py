@@ -7,7 +7,7 @@
     server/server.pem, .key    the certificate of the server
     authority/ca.pem, ca.key   signs that certificate; no process needs the key
 
-A seed is written once and read by its user alone: it may be taken away from here. All files are
+A seed is written once, and only its user reads it: it may be taken away from here. All files are
 0600, all folders 0700.
 """
 
@@ -82,7 +82,7 @@ class Keys:
         self._write_server(known)
 
     def _write(self, file: Path, content: bytes, *, new: bool = False) -> None:
-        """Write a file for its owner alone, at once. `new`: it must not exist. Raises OSError."""
+        """Write a file for its owner only, at once. `new`: it must not exist. Raises OSError."""
         _private(file.parent, self.folder)
         if new and file.exists():
             raise FileExistsError(f"{file} is there already, and is not overwritten")
@@ -160,7 +160,7 @@ def _entry(user: User, public: str) -> dict[str, Any]:
 
 
 def _private(folder: Path, root: Path) -> None:
-    """Make the folder, and those between it and `root`, for its owner alone."""
+    """Make the folder, and those between it and `root`, for its owner only."""
     if folder != root:
         _private(folder.parent, root)
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ LABEL = "process"
 
 
 class Server(uvicorn.Server):
-    """Signals are its caller's."""
+    """A server that leaves signals to its caller."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Says that running services refuse a changed configuration, which stands in their logs alone."""
+"""Says that running services refuse a changed configuration, which only their logs say."""
 
 import asyncio
 import json

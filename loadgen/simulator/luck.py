@@ -1,5 +1,5 @@
-"""The acceptance of drafts for the requests of one worker. Draws depend on a request's seed and the
-position alone, so each request's are made once, many positions ahead.
+"""The acceptance of drafts for the requests of one worker. Draws depend only on a request's seed
+and the position, so each request's are made once, many positions ahead.
 """
 
 import numpy as np

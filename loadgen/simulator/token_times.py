@@ -1,4 +1,4 @@
-"""The measure of a request, from the instants of its tokens."""
+"""A request's Measure (shared/measure.py), computed from the instants of all its tokens at once."""
 
 from array import array
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 def measured(
     times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None
 ) -> Measure:
-    """The measure of tokens at these instants: the same as Measure.emit gives, token by token."""
+    """The same as Measure.emit gives token by token. `thinking_tokens` None: it still thinks."""
     if not times:
         return Measure.begin(slo, arrived_unix_s)
     at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
@@ -26,7 +26,7 @@ def measured(
         if thinking_tokens is None
         else min(thinking_tokens, len(at))
     )
-    # the first, then the steps from each token to the next
+    # the first deadline, then the pace from each token to the next: their sums are the deadlines
     dues = np.full(len(at) + 1, slo.pace_s(False))
     dues[1 : thinking if thinking_tokens is not None else thinking + 1] = slo.pace_s(True)
     dues[0] = due if due < float("inf") else at[0]
@@ -45,7 +45,7 @@ def measured(
 
 
 def _windows(at: Floats, thinking: int) -> TpotWindows:
-    """The windows of ten tokens, of which so many are thinking, as TpotWindows.emit has them."""
+    """The windows of ten tokens, as TpotWindows.emit has them. `thinking`: so many tokens think."""
     if thinking in (0, len(at)):
         return _of_stage(at)
     thought, response = _of_stage(at[:thinking]), _of_stage(at[thinking - 1 :])

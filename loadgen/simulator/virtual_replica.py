@@ -2,7 +2,7 @@
 them.
 
 With no latency it leaps. While the policy's choice stays right (Choice.repeats) and no prefill and
-no output ends, iterations differ by their contexts alone: their ends are computed beforehand and
+no output ends, iterations differ only by their contexts: their ends are computed beforehand and
 stand on the timeline as one event. A digest or an event in the meantime finds the replica as it is
 at that instant; if the event makes the choice stale, the leap ends with the iteration then under
 way. Iterations in which decodes draft follow one another without an ack and a plan for each

@@ -165,7 +165,7 @@ class VirtualWorker:
 
     def begin(self, now_unix_s: float) -> float | None:
         """Begin the next plan. Returns the seconds it takes, or None if there is no plan. A plan
-        of releases alone takes 0 s.
+        that only releases takes 0 s.
         """
         assert self._running is None
         if not self._queue:

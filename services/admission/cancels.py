@@ -1,4 +1,4 @@
-"""Cancels: of requests that are stored, and of those that are being stored."""
+"""Cancels of requests whose records are stored, and of those whose records are being stored."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from shared.vocabulary import RequestKey
 
 
 class Cancels:
-    """A cancel that comes before its record is stored finds none: it is noted until then."""
+    """Applies cancels. One that comes before its request's record is stored is kept until then."""
 
     def __init__(
         self, records: Records, placement: Placement, chores: Chores, soon: Callable[[], None]
@@ -55,7 +55,7 @@ class Cancels:
             self._storing[key] = True
 
     async def write(self, key: RequestKey) -> None:
-        """Write the tombstone. A worker has the cancel itself; a request with none ends here."""
+        """Write the tombstone. A worker hears the cancel itself; a request that has none ends."""
         try:
             await self._records.change(key, life.cancelled)
             await self._placement.end_cancelled(key)

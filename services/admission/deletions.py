@@ -42,7 +42,7 @@ class Deletions:
         ending: Ending,
         fenced_log: Fence,
     ) -> None:
-        """`fenced_log`: the log of a lost incarnation, which writes no more; None: it lives."""
+        """`fenced_log` reads the log of an incarnation that is lost and fenced; None: it lives."""
         self._bus, self._clock, self._records = bus, clock, records
         self._placer, self._workers, self._ending = placer, workers, ending
         self._fenced_log = fenced_log
@@ -55,7 +55,7 @@ class Deletions:
 
     async def end(self, listing: Listing) -> bool:
         """End the requests that have no record any more. False: one could not be ended yet. After a
-        long silence nothing is concluded: ended records have expired.
+        long time without a listing nothing is concluded: records that ended may have expired.
         """
         now = self._clock.unix_s()
         silent_s, self._listed_unix_s = now - self._listed_unix_s, now
@@ -77,7 +77,7 @@ class Deletions:
                     del self._open[record.key]
                 else:
                     ended = False
-            except (BusError, PeerError) as error:  # no reason not to end the others
+            except (BusError, PeerError) as error:  # the others are ended all the same
                 log.warning("deletion.doubtful", request=record.key, error=str(error))
                 ended = False
         return ended

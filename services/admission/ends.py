@@ -19,7 +19,7 @@ from shared.vocabulary import RecordState
 
 
 class Ends:
-    """Settles the attempts that are over: the request ends, or looks for another place."""
+    """Settles attempts that are over: requests end or go on elsewhere. `soon` asks for a sweep."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Ends:
 
     def on_over(self, over: AttemptOver, call: Call) -> None:
         if call.subject != subjects.over(over.replica):
-            return  # a worker speaks of its own attempts only
+            return  # a worker reports its own attempts only
         self._chores.spawn(self._settle(over, call), "admission.settle")
 
     async def _settle(self, over: AttemptOver, call: Call) -> None:
@@ -50,7 +50,7 @@ class Ends:
             )
             if stored is None and await self._is_deleted(over):
                 self._soon()
-                return  # the worker sends it again, and its log keeps the output meanwhile
+                return  # the worker reports it again, and its log keeps the output until then
         except BusError:
             return  # the worker sends it again
         if stored is not None and stored.record.verdict is None:

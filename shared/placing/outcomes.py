@@ -1,7 +1,7 @@
-"""The metrics of what became of requests: one count per outcome, so that what was attained can be
-read over what was *offered*. A request is offered if it ended, or was refused for want of capacity
-(again each time). It is not if its client cancelled before anything was late, or no engine could
-serve it. Everything offered has met its SLO or is one violation.
+"""The metrics of what became of requests, by outcome, so that attainment can be read as a share of
+what was *offered*. A request is offered if it ended, or each time it was refused for want of
+capacity. It is not offered if its client cancelled it before anything was late, or if no engine
+could serve it. Each offered request has either met its SLO or is one violation.
 """
 
 from collections.abc import Callable, Collection
@@ -16,9 +16,9 @@ from shared.vocabulary import FinishReason, Missed
 MET, REFUSED = "met", "refused"
 KINDS = (Missed.TTFT.value, Missed.TBT.value, Missed.TTLT.value, Missed.END.value, REFUSED)
 NO_ROOM = "slow_down"  # the code of a refusal for want of capacity
-OTHER = "other"  # stands for tiers that there are not
-TENANT_LIMIT = 64  # tenants with numbers of their own
-MODEL_LIMIT = 16  # models: a worker may announce another each time
+OTHER = "other"  # in place of a tier that does not exist
+TENANT_LIMIT = 64  # tenants that are counted by name
+MODEL_LIMIT = 16  # models counted by name, since a worker may announce another each time
 # finish reasons as vLLM names them
 OF_VLLM = {
     FinishReason.STOP: "stop",
@@ -29,7 +29,7 @@ OF_VLLM = {
 
 class Outcomes:
     """The counts of one process. `model`: the announced name. `tiers`: the fleet's, which may
-    change; shown from the start, since a rate needs a number that was there before.
+    change. Their counts are shown from 0 on, since a rate is computed from an earlier number.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Outcomes:
             self._refusals.labels(name, NO_ROOM)
 
     def refused(self, tenant: str, tier: str, code: str) -> None:
-        """A request was refused at the door. Both names are the client's."""
+        """A request was refused before it was stored. Tenant and tier are the client's words."""
         tier = tier if tier in self._tiers() else OTHER
         self._refusals.labels(tier, code).add()
         if code == NO_ROOM:

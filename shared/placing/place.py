@@ -59,7 +59,7 @@ class Placer:
         self._clock, self._tracing = clock, tracing
 
     async def offer(self, stored: Stored, *, hops_left: int = 0) -> CertainAnswer | None:
-        """Offer an attempt where its record places it; returns once certain. None: not ours."""
+        """Offer an attempt to its record's replica. None: it was held, and its end is reported."""
         return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
     async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
@@ -96,7 +96,7 @@ class Placer:
         return answer
 
     async def conclude(self, stored: Stored, answer: OfferAnswer) -> CertainAnswer | None:
-        """The outcome of the answer, once the record is stored."""
+        """The certain answer, to be asked for once the record is stored; None: as of `offer`."""
         record = stored.record
         match answer:
             case OfferAccepted():
@@ -113,14 +113,14 @@ class Placer:
     async def _in_doubt(self, record: Record) -> CertainAnswer | None:
         """Nobody knows whether the worker holds it: take it back for certain."""
         over = await self.withdraw(record)
-        # An attempt that was held may have spoken: its end is handled where all ends are.
+        # An attempt that was held may have sent tokens: its worker reports its end, as any end.
         if over is not None:
             return None
         return OfferDeclined(reason="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None: the worker never had it and never will.
-        Raises BusTimeout without an answer, also where another incarnation lives: its log tells.
+        Raises BusTimeout if nobody answers, or another incarnation does: only the log tells then.
         """
         assert record.replica is not None
         ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)

@@ -1,12 +1,12 @@
-"""A seeded model of acceptance, for simulations and sim engines alike, which have neither a draft
-nor a target: it says which drafts a target would accept.
+"""A seeded model of which drafts a target model would accept. Simulations and sim engines use it,
+as they have neither a draft model nor a target.
 
 At output position n of a request the draft gives its k-th likeliest token the probability q
 (1-q)^k. The rank k of the token that the target wants there is drawn by the same law. So AdaServe's
 assumption holds: a node is accepted with its path probability ([adaserve] Eq. 7). The top
 probability q is drawn, too, from Beta(a, 1) with mean `probability` = a/(a+1), so that some
 positions are easy and some are hard. Chains are accepted as in [slos-serve] appendix D: each token
-with that mean, independently of the others. All draws depend on (seed of the request, n) alone:
+with that mean, independently of the others. All draws depend only on (seed of the request, n):
 schedules, batches and replicas change nothing. Both laws are choices of ours. `probability` is a
 mean over a data set, as published acceptance figures are.
 """
@@ -52,11 +52,11 @@ Trees = Callable[[Ints, Ints, Ints], Drafted]
 class Speculated(NamedTuple):
     """The speculation of one iteration of an engine. Columns run along its entries."""
 
-    fills: Ints  # KV positions that it fills while it runs, those of rejected drafts included
-    kept: Ints  # those of them that stay
+    fills: Ints  # KV positions filled during the iteration, those of rejected drafts included
+    kept: Ints  # of these, the positions that stay filled
     drafted: Ints  # draft tokens verified
     filled: Ints  # positions in the draft's KV afterwards
-    drafted_s: float  # before the target's pass
+    drafted_s: float  # seconds of the draft model, before the target's pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,8 @@ def speculate(
     missing = context - np.minimum(filled, has)
     if len(drafting) == len(depth):
         kept = accepted + np.int32(1)
-        columns, fills, now_filled = (
-            (depth, width, context, missing),
-            drafted + np.int32(1),
-            has + kept,
-        )
+        columns = depth, width, context, missing
+        fills, now_filled = drafted + np.int32(1), has + kept
     else:
         columns = depth[drafting], width[drafting], context[drafting], missing[drafting]
         kept = np.where(speculates, accepted + 1, tokens)
@@ -190,7 +187,7 @@ def _beams(top: Floats, wanted: Floats, width: Ints, widest: int) -> tuple[Float
     # [levels, 2, entries, beams] with the sign of path probabilities turned, for they are sorted
     # from the likeliest down
     nodes = np.empty((levels, 2, entries, widest))
-    # the root alone is extended first, and its extensions come first, from the likeliest down
+    # only the root is extended first, and its extensions come first, from the likeliest down
     nodes[0] = factors[:, 0, :, :widest]
     np.negative(nodes[0, 0], out=nodes[0, 0])
     start = np.arange(2 * entries).reshape(2, entries, 1) * len(above)
@@ -215,7 +212,7 @@ def _extensions(widest: int) -> tuple[Indices, Floats]:
 
 
 def _uniform(seeds: Seeds, positions: Seeds) -> Floats:
-    """Draws from (0, 1) that depend on (seed, position) alone."""
+    """Draws from (0, 1) that depend only on (seed, position)."""
     bits = _scramble(_scramble(seeds * _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN)
     uniform: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return uniform

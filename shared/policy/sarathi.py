@@ -1,7 +1,7 @@
 """Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in an order,
 until a fixed chunk is full.
 
-The policies `fcfs`, `edf`, `srpf` and `sjf` differ in that order alone (`ORDERS`). None relegates,
+The policies `fcfs`, `edf`, `srpf` and `sjf` differ only in that order (`ORDERS`). None relegates,
 none learns.
 """
 

@@ -180,7 +180,7 @@ class Choice:
     release: Sequence[tuple[int, str]] = ()  # (slot, "offloaded" | "dropped")
     speculation: Speculation | None = None
     again_unix_s: float = math.inf  # only without entries: the policy waits until then on purpose
-    repeats: int = 1  # more than 1 only in a choice of entries alone
+    repeats: int = 1  # more than 1 only in a choice that has nothing but entries
 
 
 @dataclass(frozen=True, slots=True)

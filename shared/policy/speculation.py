@@ -4,7 +4,7 @@ between drafting and verifying.
 A planner fixes depth, width and budget one plan ahead (seam.Speculation). Which nodes are verified
 can be chosen only once the draft has run: `select` chooses them, by needs that the worker has
 computed (need.py). `select` and need.py are all of a policy that a worker executes. An engine that
-verifies chains alone (vLLM) asks `depths_of` in place of `select`, before it drafts. `draft_s`
+verifies only chains (vLLM) asks `depths_of` in place of `select`, before it drafts. `draft_s`
 gives the cost of drafting.
 """
 
@@ -60,7 +60,7 @@ def select(selection: Selection, caps: Ints, needed: Needs, candidates: Candidat
 
 
 def along(selection: Selection, entries: Sequence[int]) -> Selection:
-    """The selection for these entries of its plan alone."""
+    """The selection for only these entries of its plan."""
     # every column has four bytes an element
     columns = {
         name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes()

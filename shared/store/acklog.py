@@ -85,7 +85,7 @@ class Story:
 
     def resume(self, record: Record) -> Resume:
         """The resume of the next attempt: the record's own resume, with the tokens of this attempt
-        after it; the record's own alone where this attempt's begin elsewhere or were not timed.
+        after it; only the record's own if this attempt's begin elsewhere or were not timed.
         """
         before = record.resume
         measure = self.measure

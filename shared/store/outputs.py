@@ -66,7 +66,7 @@ class Outputs:
         try:
             await self._bucket.create(output.key, value, ttl_s=OUTPUT_TTL_S)
         except (WrongSequence, BusTimeout):
-            # The key is ours alone, so a value there is this output.
+            # Nobody else writes this key, so a value there is this output.
             if not await self._has(output):
                 self.doubt(output)
                 raise

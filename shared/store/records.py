@@ -1,4 +1,4 @@
-"""The records of requests in the store, created and changed by compare-and-set alone."""
+"""The records of requests in the store, created and changed only by compare-and-set."""
 
 import asyncio
 import math
@@ -88,7 +88,7 @@ class Records:
     async def create(self, record: Record, body: Body) -> Stored | None:
         """Stores a new record; None: a duplicate. A body apart is stored first, and deleted if the
         record does not commit. Raises StoreFull: then neither is there. After a BusTimeout both may
-        be, or the body alone: an orphan, for the sweep.
+        be, or only the body: an orphan, for the sweep.
         """
         value = readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
@@ -97,7 +97,7 @@ class Records:
                 heavy = sealed(readable(_body, body))
                 await self._bodies.create(record.body_key, heavy, ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
-            # The key is ours alone, so a value there is this body.
+            # Nobody else writes this key, so a value there is this body.
             if await self._bodies.get(record.body_key) is None:
                 raise
         try:

@@ -1,5 +1,5 @@
 """Values as stored bytes: read again before they are written, heavy ones sealed, with length and
-checksum before the bytes, from writer to reader. The server's checksum is for its disk alone.
+checksum before the bytes, from writer to reader. The server's checksum is only for its disk.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The stories of an ack log, without a loop."""
+"""Reads what became of each attempt from an ack log, without an event loop."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A worker's runner in virtual time."""
+"""Runs the steps of a simulated worker in virtual time."""
 
 import asyncio
 
@@ -10,8 +10,8 @@ from shared.structured import Structured
 
 
 class VirtualRunner:
-    """The runner of an event loop in virtual time: the engine answers at once with the seconds that
-    the step takes, and that time passes.
+    """Implements services.worker.runner.Runner. The engine answers at once and says how long a
+    step takes; then so much virtual time passes.
     """
 
     fitted: ProfileFile | None = None

@@ -3,7 +3,7 @@ milliseconds.
 
 `time()` stands still while callbacks run and jumps to the next timer when nothing is ready. Nothing
 sleeps, no system call is made, and timers that share an instant run in the order in which they were
-set. So a run depends on its inputs alone, as long as the code walks no set of strings. A run in
+set. So a run depends only on its inputs, as long as the code walks no set of strings. A run in
 which every task waits and no timer is set fails.
 
 Every callback belongs to the `Owner` in whose context it was scheduled. The callbacks of a held

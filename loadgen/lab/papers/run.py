@@ -33,7 +33,7 @@ BLOCK_TOKENS = 16
 # no relegated request to another replica.
 MAX_SLOTS = 65_536
 
-WITHOUT = "without"  # a setting of the laboratory's runs alone: MODULE.CONSTANT=VALUE
+WITHOUT = "without"  # a setting that only runs of the laboratory have: MODULE.CONSTANT=VALUE
 MODULES = ("bounds", "prices", "give_way", "kv", "iteration", "drafts", "policy")
 
 
@@ -49,7 +49,7 @@ class Run(Struct, frozen=True, kw_only=True):
     replicas: int = 1
     bursts: str = ""  # as --bursts, or separately for each tier: TIER=...;TIER=...
     important: float = 0.0  # as --important
-    only: str = ""  # serve the requests of this tier alone, as in a silo
+    only: str = ""  # serve only the requests of this tier, as in a silo
     first_token_only: bool = False  # as on the prefill nodes of a disaggregated fleet
     most_violated: float = 1.0  # stop the run once more than this fraction is violated
     seed: int = SEED

@@ -1,7 +1,7 @@
 """The results of runs: those behind the page, in one file that belongs to the project, and those of
 this machine, a JSON file each.
 
-With the former a change of one policy repeats the runs of that policy alone.
+With the former a change of one policy repeats only the runs of that policy.
 """
 
 import lzma

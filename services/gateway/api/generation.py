@@ -1,7 +1,7 @@
 """The life of one answer: its requests are submitted, answered, and cancelled together. The gateway
-is stateless: requests go on in the fleet, and the same Idempotency-Key attaches to them through any
-gateway. Only a client that hangs up (or reads nothing for `stall_s`) ends them; one that fails ends
-the others.
+is stateless: if it stops, requests go on in the fleet, and the same Idempotency-Key attaches to
+them through any gateway. They are cancelled if the client hangs up (or reads nothing for
+`stall_s`), or if one of them fails.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = logs.logger()
 
 
 class Generations:
-    """The common part of all answers. Cancels outlive their connection: they run in `tasks`."""
+    """Runs the answers of one gateway. Cancels outlive their connection: they run in `tasks`."""
 
     def __init__(
         self,
@@ -163,13 +163,8 @@ class Generations:
         if max_tokens != WHATEVER_FITS:
             attributes[conventions.REQUEST_MAX_TOKENS] = max_tokens
         parent = traceparent if telemetry.TraceParent.parse(traceparent) else None
-        return self._tracing.start(
-            f"{operation} {model}",
-            parent,
-            attributes,
-            at_unix_s=began_unix_s,
-            kind="server",
-        )
+        name = f"{operation} {model}"
+        return self._tracing.start(name, parent, attributes, at_unix_s=began_unix_s, kind="server")
 
     async def _submit(self, ask: Ask, traceparent: str) -> list[Handle]:
         """Submits all requests or none. Raises RefusedError, BusError."""
@@ -183,7 +178,7 @@ class Generations:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not errors:
             return handles
-        # what was attached to is not ours to end: a refusal of its id may be a conflict
+        # a request that was there before is not ours to end: the refusal may be a conflict of ids
         new = [
             handle
             for handle in handles
@@ -200,7 +195,7 @@ class Generations:
                 r for r, outcome in zip(ask.requests, outcomes, strict=True) if _in_doubt(outcome)
             ]
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
-        # a clear refusal goes before a doubt
+        # a clear refusal is told rather than a doubt
         error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])
         if isinstance(error, PeerError) and not isinstance(error, RefusedError | Unsendable):
             # admission's answer was malformed: not the client's fault
@@ -235,10 +230,8 @@ class Generations:
         reasons: list[str] = []
         relegated = None
         if answer is not None:
-            usage, verdicts = (
-                answer.usage,
-                [answer.verdicts[index] for index in sorted(answer.verdicts)],
-            )
+            usage = answer.usage
+            verdicts = [answer.verdicts[index] for index in sorted(answer.verdicts)]
             reasons = [verdict.finish_reason.value for verdict in verdicts]
             relegated = any(verdict.relegated for verdict in verdicts) if verdicts else None
             tokens = {

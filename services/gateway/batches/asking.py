@@ -1,6 +1,6 @@
-"""Asks one line of a batch, as over HTTP in its own time, and again while the fleet has no room.
-Its request has the line's id, so any process attaches to what runs. An id whose request ended badly
-through no fault of its own (dropped, cancelled) gives way to the next attempt's.
+"""Asks the fleet one line of a batch, as if it came over HTTP, and again while there is no room.
+The request has the line's id, so any gateway attaches to one that runs already. After a request
+that ended badly through no fault of its own (dropped, cancelled), the next one has a new id.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from shared.errors import BusError, PeerError
 from shared.rules.rules import Rules
 
 TIER = "batch"
-AGAIN_S = 2.0  # until a request that found no room, or nobody, is asked again
+AGAIN_S = 2.0  # first pause before a request that found no room, or no service, is asked again
 AGAIN_LIMIT_S = 30.0
-LOST = 503  # the answer was not heard to its end: no verdict has this status
+LOST = 503  # the answer broke off before its verdict: no verdict has this status
 EXPIRED = 504
 TRANSIENT = (429, 499, LOST)
 NO_STREAM = Problem(
@@ -43,13 +43,13 @@ READERS: dict[str, Callable[[bytes], CompletionBody | ChatBody]] = {
 }
 
 
-class Answered(NamedTuple):
+class LineAnswer(NamedTuple):
     status: int
     request_id: str
     body: bytes
 
 
-class Asking(NamedTuple):
+class LineRequest(NamedTuple):
     endpoint: str
     tenant: str
     request_id: str
@@ -60,22 +60,23 @@ class Asking(NamedTuple):
 
 
 class BatchAsker:
-    def __init__(self, exchanges: Generations, fleet: Fleet, rules: Rules, clock: Clock) -> None:
-        self._generations, self._fleet, self._rules, self._clock = exchanges, fleet, rules, clock
+    def __init__(self, generations: Generations, fleet: Fleet, rules: Rules, clock: Clock) -> None:
+        self._generations, self._fleet = generations, fleet
+        self._rules, self._clock = rules, clock
 
-    async def ask(self, asking: Asking) -> Answered | None:
-        """The answer, good or bad; None once the line is to be asked no more."""
+    async def ask(self, line: LineRequest) -> LineAnswer | None:
+        """The answer, good or bad; None if the line is not to be asked any more."""
         attempt, pause_s = 0, AGAIN_S
-        while not asking.stop.is_set():
-            request_id = asking.request_id if not attempt else f"{asking.request_id}-{attempt}"
+        while not line.stop.is_set():
+            request_id = line.request_id if not attempt else f"{line.request_id}-{attempt}"
             taken = False  # a request with this id has ended
             try:
-                answered = await self._once(asking, request_id)
+                answered = await self._once(line, request_id)
                 taken = answered.status != LOST
             except (PeerError, BusError) as error:
                 problem = envelope.of_error(error)
-                answered = Answered(problem.status, request_id, problem.body())
-            if answered.status == EXPIRED or (asking.stop.is_set() and answered.status != 200):
+                answered = LineAnswer(problem.status, request_id, problem.body())
+            if answered.status == EXPIRED or (line.stop.is_set() and answered.status != 200):
                 return None
             if answered.status not in TRANSIENT:
                 return answered
@@ -83,42 +84,42 @@ class BatchAsker:
                 attempt += 1
             try:
                 async with asyncio.timeout(pause_s):
-                    await asking.stop.wait()
+                    await line.stop.wait()
             except TimeoutError:
                 pass
             pause_s = min(2 * pause_s, AGAIN_LIMIT_S)
         return None
 
-    async def _once(self, asking: Asking, request_id: str) -> Answered:
-        """Ask once. Raises PeerError, BusError where nothing was stored, or that is in doubt."""
+    async def _once(self, line: LineRequest, request_id: str) -> LineAnswer:
+        """Ask once. Raises PeerError or BusError if no request was stored, or nobody knows."""
         tiers = self._rules.tiers
         try:
-            body = READERS[asking.endpoint](asking.body)
+            body = READERS[line.endpoint](line.body)
             if body.stream:
-                return Answered(NO_STREAM.status, request_id, NO_STREAM.body())
+                return LineAnswer(NO_STREAM.status, request_id, NO_STREAM.body())
             ask = translate.read_ask(
                 {
                     request_headers.IDEMPOTENCY_KEY: request_id,
                     request_headers.TIER_HEADERS[0]: TIER if TIER in tiers.tiers else tiers.default,
-                    slo_headers.SLO_HEADERS["ttlt_s"][0]: repr(1e3 * asking.ttlt_s),
+                    slo_headers.SLO_HEADERS["ttlt_s"][0]: repr(1e3 * line.ttlt_s),
                 },
                 body,
                 request_id,
-                asking.tenant,
+                line.tenant,
                 tiers,
                 held=self._fleet.holds_formats(),
             )
         except PeerError as error:
             problem = envelope.of_error(error)
-            return Answered(problem.status, request_id, problem.body())
+            return LineAnswer(problem.status, request_id, problem.body())
         now = self._clock.unix_s()
-        left_s = max(1.0, asking.expires_unix_s - now)
+        left_s = max(1.0, line.expires_unix_s - now)
         requests = [replace(r, expires_s=left_s) for r in ask.requests]
         ask = ask._replace(requests=requests, persistent=True)
         status, parts = 0, list[bytes]()
 
         async def receive() -> Message:
-            await asking.stop.wait()
+            await line.stop.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -129,7 +130,7 @@ class BatchAsker:
                 parts.append(message.get("body", b""))
 
         await self._generations.run(ask, None, receive, send, now)
-        return Answered(status, request_id, b"".join(parts))
+        return LineAnswer(status, request_id, b"".join(parts))
 
 
 def as_raw(body: bytes) -> msgspec.Raw:

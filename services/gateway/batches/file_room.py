@@ -1,4 +1,4 @@
-"""The room of each tenant for files: its stored files count, and what has come of new ones."""
+"""Limits the room of each tenant for files: those stored, and what has arrived of new ones."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from services.gateway.batches.file_store import FileStore
 
 class _Tenant:
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # its stored files are counted, or become one more
+        self.lock = asyncio.Lock()  # while its stored files are counted, or become one more
         self.stored_bytes = self.coming_bytes = self.uploads = 0
         self.stored_files = self.coming_files = 0
 
@@ -23,7 +23,7 @@ class Share:
         tenant.coming_files += 1
 
     def take(self, size_bytes: int) -> bool:
-        """Take so much more; False where it is not there, or the file itself is one too many."""
+        """Take so many bytes. False: there is no room for them, or it would be a file too many."""
         tenant = self._tenant
         if tenant.stored_files + tenant.coming_files > self._limit_files:
             return False
@@ -40,7 +40,7 @@ class Share:
 
     @asynccontextmanager
     async def becoming_a_file(self) -> AsyncIterator[None]:
-        """Within this it is made a file. It counts as one even if that fails: it may be there."""
+        """The upload is made a file in here. It counts even if that fails: it may be there."""
         async with self._tenant.lock:
             self._tenant.stored_bytes += self._bytes
             self._tenant.stored_files += 1
@@ -49,7 +49,7 @@ class Share:
 
 
 class FileRoom:
-    """Uploads at other gateways count once they are files."""
+    """The room of all tenants. Uploads at other gateways count once they are files."""
 
     def __init__(self, store: FileStore, limit_bytes: int, limit_files: int) -> None:
         self._store, self._limits = store, (limit_bytes, limit_files)

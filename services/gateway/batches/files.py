@@ -1,4 +1,4 @@
-"""OpenAI's files on the wire: POST, GET and DELETE /v1/files, for batches alone."""
+"""OpenAI's files on the wire: POST, GET and DELETE /v1/files, for batches only."""
 
 import asyncio
 from contextlib import suppress

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from shared.errors import PeerError
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-ERRORS_LIMIT = 50  # that a batch names
+ERRORS_LIMIT = 50  # faults of its file that a batch names
 # lines of one block have the same time to their last token, from the instant at which the first of
 # them is asked: a request that is asked again must be the same
 BLOCK_LINES = 256
@@ -68,7 +68,7 @@ class BatchRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def output_chunks(self) -> str:
-        """The id of the file of answers, if it becomes one."""
+        """The id that the file of answers gets, if there are any."""
         return f"file-{self.id.removeprefix('batch_')}-output"
 
     @property
@@ -77,14 +77,14 @@ class BatchRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def begun(record: BatchRecord, lines: int, now: int) -> BatchRecord | None:
-    """Its file is as it should be."""
+    """Its file was checked, and every line of it is good."""
     if record.status != "validating":
         return None
     return replace(record, status="in_progress", in_progress_at=now, total=lines)
 
 
 def failed(record: BatchRecord, errors: list[LineError], now: int) -> BatchRecord | None:
-    """Its file is not, or is gone."""
+    """Its file has faults, or is gone."""
     if not record.open or record.status == "finalizing":
         return None
     return replace(record, status="failed", failed_at=now, errors=errors[:ERRORS_LIMIT])
@@ -104,7 +104,7 @@ def cancelled(record: BatchRecord, now: int) -> BatchRecord | None:
 
 
 def counted(record: BatchRecord, completed: int, failed: int) -> BatchRecord | None:
-    """So many of its lines have ended."""
+    """So many of its lines have an answer, or an error."""
     if not record.open or (record.completed, record.failed) == (completed, failed):
         return None
     return replace(record, completed=completed, failed=failed)
@@ -118,7 +118,7 @@ def block_begun(record: BatchRecord, block: int, ttlt_s: float) -> BatchRecord |
 
 
 def finalizing(record: BatchRecord, ending: str, now: int) -> BatchRecord | None:
-    """Every line has its place in a file."""
+    """Every line has its result; the files are made next."""
     if not record.open or record.status == "finalizing":
         return None
     return replace(record, status="finalizing", finalizing_at=now, ending=ending)
@@ -127,7 +127,7 @@ def finalizing(record: BatchRecord, ending: str, now: int) -> BatchRecord | None
 def ended(
     record: BatchRecord, output_file_id: str | None, error_file_id: str | None, now: int
 ) -> BatchRecord | None:
-    """Its files are there."""
+    """The files of its results are stored."""
     if record.status != "finalizing":
         return None
     return replace(

@@ -1,4 +1,4 @@
-"""A bound on what is under way, in requests and in bytes; who waits is served in order."""
+"""Bounds the lines of batches that are under way, by number and bytes; others wait in order."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ class BatchRoom:
         self._freed = asyncio.Event()
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until one fits; what is larger than all waits until nothing else is under way."""
+        """Wait until a line of this size fits; one over the bound waits to be the only one."""
         async with self._turn:
             while self._used_requests and (
                 self._used_requests >= self._requests or self._used_bytes + size_bytes > self._bytes

@@ -10,7 +10,7 @@ from time import monotonic
 
 from services.gateway.batches import lines as batch_lines
 from services.gateway.batches import record as batch_record
-from services.gateway.batches.asking import Answered, Asking, BatchAsker, as_raw
+from services.gateway.batches.asking import BatchAsker, LineAnswer, LineRequest, as_raw
 from services.gateway.batches.file_store import CHUNKS_EXTRA_S, FileStore
 from services.gateway.batches.lines import Numbered
 from services.gateway.batches.record import BLOCK_LINES, BatchRecord, LineError
@@ -31,7 +31,7 @@ from shared.process import logs
 
 LOOK_S = 1.0  # between two looks for a cancel, and two writes of the counts
 LEAST_TTLT_S = 1.0
-PACE_S = 0.005  # between two lines that begin: the door of admission is not for batches alone
+PACE_S = 0.005  # between two lines that begin: admission has other requests to take in
 # and so many times as long as the loop, or its machine, was late with that: the others come first
 SPARING = 9
 PAUSE_LIMIT_S = 1.0
@@ -128,7 +128,7 @@ class BatchRun:
 
     async def _line(self, numbered: Numbered) -> None:
         line = batch_lines.read(numbered.raw)
-        asking = Asking(
+        request = LineRequest(
             self._record.endpoint,
             self._record.tenant,
             id_of(self._record.id, numbered.number),
@@ -137,7 +137,7 @@ class BatchRun:
             float(self._record.expires_at),
             self._stop,
         )
-        answered = await self._asker.ask(asking)
+        answered = await self._asker.ask(request)
         if answered is None:
             await self._settle(numbered)
         else:
@@ -158,7 +158,7 @@ class BatchRun:
                 raise Superseded(self._record.id)
         return self._record.ttlts_s[block]
 
-    async def _keep(self, number: int, custom_id: str, answered: Answered) -> None:
+    async def _keep(self, number: int, custom_id: str, answered: LineAnswer) -> None:
         response = LineResponse(
             status_code=answered.status,
             request_id=answered.request_id,

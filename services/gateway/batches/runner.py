@@ -23,7 +23,7 @@ from shared.store.leases import RENEW_S, Leader, Lease
 from shared.store.presence import Absences, be_present
 
 KEY = "batches"
-AT_ONCE = 16  # batches; the reading buffer of each takes 8 MiB, and what waits has its time
+AT_ONCE = 16  # batches that run together: the reading buffer of each takes 8 MiB
 TIDY_S = 900.0  # between two looks for chunks that nobody needs: longer than an upload may take
 log = logs.logger()
 

@@ -1,4 +1,4 @@
-"""The types of OpenTelemetry's GenAI metrics. metering.py decides whether a process has them."""
+"""OpenTelemetry's GenAI metrics as a gateway records them. metering.py chooses whether it does."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Operation(NamedTuple):
 
 
 class GenAi:
-    """The meter of one process. This one does nothing."""
+    """The metrics of one process. This class drops them; its subclass `Meter` exports them."""
 
     def record(self, operation: Operation) -> None:
         pass

@@ -14,7 +14,7 @@ EXPORT_S = 3.0  # the longest time for one export; also of the last one, at the 
 
 
 class Meter(GenAi):
-    """Histograms in the exporter's batches, on a thread of the SDK."""
+    """Keeps histograms, which a thread of the SDK exports from time to time."""
 
     def __init__(self, service: str, instance: str) -> None:
         resource = Resource.create(

@@ -1,6 +1,6 @@
-"""The choice of GenAI metrics by OTLP. Unless OTEL_METRICS_EXPORTER is `otlp` they cost nothing,
-and the SDK is not imported. Of its variables OTEL_EXPORTER_OTLP_ENDPOINT,
-OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and OTEL_METRIC_EXPORT_INTERVAL matter most.
+"""Chooses whether a gateway exports GenAI metrics over OTLP. Unless OTEL_METRICS_EXPORTER is `otlp`
+they cost nothing, and the SDK is not imported. The SDK's main variables are
+OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and OTEL_METRIC_EXPORT_INTERVAL.
 """
 
 import os

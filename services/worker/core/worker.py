@@ -124,7 +124,7 @@ class WorkerCore:
     @property
     def draft_yields(self) -> list[DraftYield]:
         """The acceptance of drafts, as it has learned it."""
-        return self._draft_yields.told()
+        return self._draft_yields.rows()
 
     @property
     def unsettled(self) -> list[AttemptOver]:
@@ -266,7 +266,7 @@ class WorkerCore:
     # ------------------------------------------------------------ before an iteration
 
     def begin(self, *, now_unix_s: float) -> Step | None:
-        """The next plan as exact work, or a step of releases alone; None if there is neither."""
+        """The next plan as exact work, or a step that only releases; None if there is neither."""
         assert self._running is None
         plan = self._plans.begin()
         if plan is None:

@@ -29,7 +29,7 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
     needed = -(-(prompt_tokens + (rounds + 1) * grows) // facts.block_tokens)
     blocks = min(facts.kv_blocks, facts.draft_kv_blocks or facts.kv_blocks)
     slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, blocks // needed))]
-    if not slots:  # drafts are for requests shorter than those
+    if not slots:  # the KV holds no request of this length
         return DRAFT
     plain_s, whole_s, step_s, read_s = list[float](), list[float](), list[float](), list[float]()
 
@@ -46,7 +46,7 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
 
     for seed in range(PROMPTS):
         for slot in slots:
-            prompt = [  # that no prefix cache has
+            prompt = [  # a new one each time, so that no prefix cache has it
                 7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(prompt_tokens)
             ]
             engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), seed))
@@ -58,6 +58,6 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
         for slot in slots:
             engine.release(slot)
     step = min(step_s) / min(plain_s)
-    # all that the first drafts took beyond as many steps was reading
+    # the first drafts read the prompt as well: that is their time beyond so many steps
     read = (min(read_s) - depth * min(step_s)) / max(min(whole_s) - min(plain_s), 1e-9)
     return min(max(step, LEAST), 1.0), min(max(read, LEAST), 1.0)

@@ -1,4 +1,4 @@
-"""Random numbers of (seed, position) alone: a request goes on alike on another engine."""
+"""Random numbers by (seed, position) only: a request goes on alike on another engine."""
 
 _MASK = (1 << 64) - 1
 # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)

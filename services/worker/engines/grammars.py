@@ -1,4 +1,4 @@
-"""The formats of structured output in llguidance, under limits: for engine and trial alike."""
+"""Compiles formats of structured output by llguidance, within limits: for engines and trials."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -12,9 +12,9 @@ from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, St
 ANY_OBJECT = '{"type": "object"}'
 # between two tokens of JSON: without a bound a model may write it for ever
 WHITE_SPACE = r"\n? {0,16}"
-# Of one mask and of all states of one output. A mask of an ambiguous grammar takes 0.6 s at most
-# so, and 2.3 s with the library's own 50,000 items; an object with 200 optional properties and a
-# vocabulary of 128,000 tokens needs 15,000. A state is about 1 KB.
+# The items of one mask, and the states of one output. With 20,000 items a mask of an ambiguous
+# grammar takes 0.6 s at most, and with the library's own 50,000 it takes 2.3 s. An object with 200
+# optional properties and a vocabulary of 128,000 tokens needs 15,000. A state is about 1 KB.
 LIMITS = llguidance.LLParserLimits(step_max_items=20_000, max_lexer_states=100_000)
 
 
@@ -38,7 +38,7 @@ class Grammars:
 
 
 def failure(matcher: llguidance.LLMatcher) -> str:
-    """Why the format can be held no longer; empty while it can."""
+    """Why the output can no longer be held to its format; empty while it can."""
     # the library's own state follows in angle brackets
     error: str = matcher.get_error().partition("<state>")[0].strip()
     return f"the format cannot be held: {error}" if error else ""

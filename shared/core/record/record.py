@@ -1,7 +1,7 @@
-"""The life of a record: every state, event and change; no other file changes one. An event is a
-pure function from the stored record to the one to store; None: it does not apply any more (ended,
-moved, cancelled, another owner). states.py says what applies in which state; the function adds who
-owns it, which attempt, which place.
+"""The life of a record: every event that changes one; no other file does. An event is a pure
+function from the stored record to the one to store. It returns None if it does not apply any more:
+the request has ended, has moved, was cancelled, or has another owner. states.py says which event
+applies in which state; the function also checks the owner, the attempt and the place.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 FINAL = frozenset(reason.value for reason in FinishReason)
 
 ENGINE_DIED = "engine died"  # or hung, and was ended, while it computed the attempt
-ENGINES_MOST = 2  # engines that die so with a request, before it fails
+ENGINES_MOST = 2  # a request fails once so many engines have died so with it
 BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
 
 OVER_CONTEXT = "This model's maximum context length is"
@@ -37,8 +37,9 @@ def placed(
     now_unix_s: float | None = None,
     declined: str = "",
 ) -> Record | None:
-    """Its owner, an admission, names the next place, before the offer is concluded. `attempt`: the
-    newest that it knows. From PLACED, too: one that declined stays named; `declined` says why.
+    """Its owner, an admission, names the next place, and concludes its offer there once this is
+    stored. `attempt`: the newest that it knows. If the record still names a replica, that one has
+    declined, and `declined` says why.
     Without `now_unix_s` no timeline is kept, here and in other events, as in the simulator.
     """
     if not applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
@@ -56,7 +57,7 @@ def drawn(
     *,
     now_unix_s: float | None = None,
 ) -> Record | None:
-    """Relegation takes it out of the pool, which is its own by lease, and names a place."""
+    """Relegation, which holds the lease of the pool, takes it out of there and names a place."""
     if not applies(Event.DRAWN, record):
         return None
     if now_unix_s is not None:
@@ -68,7 +69,7 @@ def drawn(
 
 
 def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) -> Record | None:
-    """A worker takes the attempt in: only if the record names this place. Nothing is written: that
+    """A worker may take the attempt in only if the record names this place. Nothing is written: it
     would be one more write per request, and the worker can always be asked (`Holdings`).
     """
     place = (record.attempt, record.replica, record.incarnation)
@@ -85,8 +86,8 @@ def declined(
     now_unix_s: float | None = None,
     why: str = "",
 ) -> Record | None:
-    """The chosen replica does not hold it, for certain: back into the pool. An admission names the
-    next place (`placed`), or gives up.
+    """The chosen replica certainly does not hold it, so it goes back into the pool. An admission
+    does not use this: it names the next place (`placed`), or gives up.
     """
     if not applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
@@ -103,7 +104,9 @@ def relegated(
     declined: str = "",
     neighbours: Sequence[Neighbour] = (),
 ) -> Record | None:
-    """Its owner found no replica for its SLO: into the pool. Prefills of `neighbours` go first."""
+    """Its owner found no replica for its SLO, so it goes into the pool. `neighbours`: the requests
+    whose prefills come before its own.
+    """
     if not applies(Event.RELEGATED, record) or record.owner != owner:
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
@@ -371,7 +374,7 @@ def _noted(record: Record, now_unix_s: float | None, *happenings: Happening) -> 
 
 
 def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happening]:
-    """The replica that the record names has declined, for it is to leave."""
+    """The timeline's step if the replica that the record names has declined; else none."""
     if record.replica is None or now_unix_s is None:
         return []
     step = Happening(
@@ -381,7 +384,7 @@ def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happeni
 
 
 def _gone(record: Record, now_unix_s: float, why: str) -> Record:
-    """The replica that the record names has the request no more."""
+    """The record, with a step that says that the replica it names no longer has the request."""
     if record.replica is None:
         return record
     step = Happening(at_unix_s=now_unix_s, what=Happened.LEFT, replica=record.replica, why=why)
@@ -389,7 +392,7 @@ def _gone(record: Record, now_unix_s: float, why: str) -> Record:
 
 
 def _same_place(record: Record, seen: Record) -> bool:
-    """Nothing has happened since, that a sweep must heed."""
+    """True if attempt, place and owner are still those that the sweep saw."""
     return (record.attempt, record.replica, record.incarnation, record.owner) == (
         seen.attempt,
         seen.replica,

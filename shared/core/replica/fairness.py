@@ -1,14 +1,14 @@
-"""Fair shares of a replica between tenants: where requests of equal importance compete, those of a
-tenant that has been given more count a little less.
+"""Fair shares of a replica between tenants. Where requests of equal importance compete, those of a
+tenant that has been given more than others count a little less.
 
-Each request has a turn, counted in tokens over the weight of its tenant. It comes after the tokens
-of the requests of its tenant before it, but no earlier than CREDIT_TOKENS before the first turn of
-the prefills that wait: a tenant that was away has no more credit than that. A policy sees the
+Each request has a turn: a number of tokens, divided by the weight of its tenant. It follows the
+tokens of that tenant's earlier requests. It is at most CREDIT_TOKENS before the first turn of the
+prefills that wait, so a tenant that was away has no more credit than that. A policy sees the
 importance of a request lowered by a millionth for each QUANTUM_TOKENS between that first turn and
-its own. It is lowered only while requests of two tenants compete: a tenant alone is served as if it
-had no name, and what nobody else asks for goes to whoever does.
+its own. It is lowered only while requests of two tenants compete. A single tenant is served as if
+there were no tenants, and what nobody else asks for goes to whoever asks.
 
-The last slots of a replica are left to tenants that have less than their share of them.
+The last free slots are left to tenants that hold less than their share of the replica's slots.
 
 Source: start-time fair queueing, whose start tags are the turns, P. Goyal et al., SIGCOMM 1996; for
 tokens of a language model Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
@@ -28,13 +28,13 @@ from shared.core.replica.slots import Attempt, attempt_of
 from shared.policy.seam import Floats
 from shared.schemas import Offer
 
-# an A100 with a model of 8B does so many in about a second
+# an A100 computes so many tokens of an 8B model in about a second
 QUANTUM_TOKENS = 16384
 CREDIT_TOKENS = 2 * QUANTUM_TOKENS
-STEP = 1e-6
-STEPS = 999  # importances within a thousandth of each other count as equal
-LANES = 4096  # remembered; the one that has least to lose by it is forgotten first
-LATELY_S = 60.0  # a tenant that asked so lately may ask again
+STEP = 1e-6  # the share of its importance that a request loses for each quantum
+STEPS = 999  # at most, so that only importances within a thousandth of each other can swap
+LANES = 4096  # remembered at most; the one whose next turn is furthest behind is forgotten first
+LATELY_S = 60.0  # a tenant whose last request came so lately counts as competing
 LAST_SLOTS = 1 / 8
 
 Lane = tuple[float, str]  # importance, tenant
@@ -66,13 +66,13 @@ class Fairness:
         return len(self._tenants) > 1
 
     def enter(self, offer: Offer, table: RequestTable, now_unix_s: float) -> None:
-        """The request is offered, or is here after a resync."""
+        """The request gets its turn: it is offered, or a resync found it here."""
         if attempt_of(offer) in self._turns:
             return
         importance, tenant = lane = lane_of(offer)
         known = self._tenants.get(tenant)
         if known is None:
-            self._part(now_unix_s)
+            self._forget_tenants(now_unix_s)
             self._numbers += 1
             known = self._tenants[tenant] = _Tenant(self._numbers, offer.weight, now_unix_s)
         known.requests += 1
@@ -84,10 +84,10 @@ class Fairness:
         self._next[lane] = turn + offer.prompt_tokens / offer.weight
         self._newest[importance] = max(newest, turn)
         if len(self._next) > LANES:
-            self._forget()
+            self._forget_lane()
 
     def leave(self, offer: Offer, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        """The request has left after so many tokens; its tenant is charged for no others."""
+        """The request has left. Its tenant is charged for the tokens that were computed."""
         if self._turns.pop(attempt_of(offer), None) is None:
             return
         lane = lane_of(offer)
@@ -97,14 +97,14 @@ class Fairness:
             self._next[lane] += (output_tokens - unused) / offer.weight
 
     def seat(self, slot: int, table: RequestTable, now_unix_s: float) -> None:
-        """The request has a row now."""
+        """The request has a row now: write its tenant and its turn there."""
         offer = table.offers[slot]
         self.enter(offer, table, now_unix_s)
         table.set_turn(slot, self._number(offer), self._turns[attempt_of(offer)])
 
     def crowds(self, offer: Offer, table: RequestTable, free_slots: int) -> bool:
-        """True if the free slots are the last, its tenant has its share of all slots, and nothing
-        less important is held.
+        """True if the offer must leave the last free slots to other tenants: its own has its share
+        of all slots, and no request here is less important.
         """
         if free_slots > LAST_SLOTS * table.capacity or not self.contested:
             return False
@@ -136,7 +136,7 @@ class Fairness:
             for offer, own in zip(offers, seen[len(rows) :].tolist(), strict=True)
         ]
 
-    def _part(self, now_unix_s: float) -> None:
+    def _forget_tenants(self, now_unix_s: float) -> None:
         """Forget the tenants without requests that have not asked lately."""
         self._tenants = {
             name: tenant
@@ -153,7 +153,7 @@ class Fairness:
         turns = table.turn[rows][table.importance[rows] == importance]
         return float(turns.min()) if len(turns) else newest
 
-    def _forget(self) -> None:
+    def _forget_lane(self) -> None:
         lane = min(self._next, key=lambda lane: self._next[lane] - self._newest[lane[0]])
         del self._next[lane]
         if all(importance != lane[0] for importance, _ in self._next):

@@ -17,13 +17,13 @@ from shared.policy.seam import Drafts, Ended, Observation, Policy
 from shared.schemas import PlanAck
 
 IDLE_SHARE = 0.003
-STEP_MAX = 0.1  # share of an iteration; a longer wait has other causes than the way
+STEP_MAX = 0.1  # as a share of an iteration: a longer wait has other causes than the plan's way
 
 
 class Lead:
-    """The next plan leaves so long before the predicted end of the iteration that runs. Late enough
-    to include the newest requests, early enough to be there in time. It grows by what the engine
-    waited beyond its share, and shrinks while it waits less.
+    """The time from the next plan's leaving to the predicted end of the running iteration: short
+    enough to include the newest requests, long enough for the plan to arrive in time. It grows by
+    what the engine waited beyond its share, and shrinks while the engine waits less.
 
     On average a new request waits as long as the lead; the engine waits as long as a plan comes
     after the end. Where iterations end as predicted, the lead covers only the message's way. Where

@@ -151,7 +151,7 @@ class Prediction:
 
         The table says what becomes of an entry's row. `.`: the column stays; `+ x`: it grows by x;
         x: it becomes x. `chunk` leaves some of the prompt, `last chunk` ends it and makes token 1.
-        `no TTFT` is a last chunk whose SLO has a pace alone, so that deadlines count from token 1.
+        `no TTFT` is a last chunk whose SLO has only a pace, so that deadlines count from token 1.
         `resumed` is a last chunk of a request that has made tokens before. `end` is the predicted
         end of the plan, `c` is `computed_tokens` before it.
 

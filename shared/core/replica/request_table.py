@@ -26,7 +26,7 @@ WAITING, PREFILL, DECODE = int(Phase.WAITING), int(Phase.PREFILL), int(Phase.DEC
 
 @dataclass(slots=True, eq=False)
 class TableRows(Rows):
-    """The columns that policies see, and others for the core alone."""
+    """The columns that policies see, and others that only the core sees."""
 
     # how often its KV was dropped: a plan from before does not count for the KV of now
     restarts: Ints

@@ -1,15 +1,15 @@
-"""The acceptance of drafts, by application and position, as a worker learns it from what its engine
-did.
+"""The share of drafts that the target model accepts, by application and position in the chain. A
+worker learns it from its engine's iterations and announces it; a new planner begins with it.
 """
 
 from dataclasses import dataclass, field
 
 from shared.schemas import DraftYield
 
-POSITIONS = 8  # behind a root; drafts are seldom longer
-APPLICATIONS = 16  # named by clients; all others share one row
+POSITIONS = 8  # of drafts after the newest token; chains are seldom longer
+APPLICATIONS = 16  # with a row of their own; clients choose the names, so the rest share one row
 OTHERS = "other"
-FADE = 4096  # verifications of an application, after which its past counts half
+FADE = 4096  # after so many verifications of an application, its counts are halved
 
 
 @dataclass(slots=True)
@@ -19,16 +19,16 @@ class _Counts:
 
 
 class DraftYields:
-    """A position counts as tried where all before it were accepted and more drafts were verified:
-    in a chain, the next one.
+    """The counts of one worker. A position is tried if all drafts before it were accepted and
+    further drafts were verified; in a chain, the next of these is at that position.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
 
     def observe(self, application: str, drafted: int, accepted: int) -> None:
-        """One request verified so many drafts in one iteration, at least one, and accepted those on
-        its path.
+        """Count one request of one iteration: it had `drafted` drafts verified, at least one, of
+        which `accepted` in line were accepted.
         """
         counts = self._counts.get(application)
         if counts is None:
@@ -42,8 +42,8 @@ class DraftYields:
             counts.tried = [n / 2 for n in counts.tried]
             counts.accepted = [n / 2 for n in counts.accepted]
 
-    def told(self) -> list[DraftYield]:
-        """The rows that are announced."""
+    def rows(self) -> list[DraftYield]:
+        """A row for each application, as the worker announces them."""
         return [
             DraftYield(
                 application=application,
@@ -58,12 +58,12 @@ class DraftYields:
         ]
 
 
-def merged(told: list[DraftYield]) -> tuple[float, ...]:
-    """The shares of all applications together, by position. Empty: nothing is known."""
+def merged(rows: list[DraftYield]) -> tuple[float, ...]:
+    """The accepted share of all applications together, by position; empty if nothing is known."""
     tried, accepted = [0.0] * POSITIONS, [0.0] * POSITIONS
-    for of in told:
-        reached = of.verifications
-        for position, share in enumerate(of.accepted[:POSITIONS]):
+    for row in rows:
+        reached = row.verifications
+        for position, share in enumerate(row.accepted[:POSITIONS]):
             tried[position] += reached
             reached *= share
             accepted[position] += reached

@@ -19,7 +19,7 @@ Where the paper leaves room, or serves less than we do (more in the files named)
   largest A(r), up to d + 1.
 - *Memory*: KV is held for every candidate that may be verified. Where it is short, drafts get only
   what their requests' last blocks have left, and preemption follows shared/policy/chunk.py.
-- *An engine that verifies chains alone* (vLLM): width 1, and no deeper than its longest chain.
+- *An engine that verifies only chains* (vLLM): width 1, and no deeper than its longest chain.
 - *No draft model*: all decodes, one token each.
 """
 

@@ -1,4 +1,4 @@
-"""Commands as a test runs them: in this process, by the words of a line."""
+"""Runs commands of `slackline` in the process of a test."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 def without_wall(found: Any) -> Any:
-    """The same without what another run would measure anew."""
+    """The same without the wall times, which differ from run to run."""
     wall = ("wall_s", "requests_per_wall_s")
     if isinstance(found, dict):
         return {key: without_wall(value) for key, value in found.items() if key not in wall}

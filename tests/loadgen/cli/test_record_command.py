@@ -15,7 +15,7 @@ BEGAN_UNIX_S = 1000.0
 
 
 def ended(arrived_s: float, output_tokens: int = 5, *, known: bool = True) -> Ended:
-    """`known`: not refused at the door."""
+    """The message that a request ended. Not `known`: it was refused before it was stored."""
     answered = verdict(output_tokens=output_tokens, prompt_tokens=20)
     return Ended(
         tier="chat",

@@ -1,4 +1,4 @@
-"""A turn on the engine thread: a refusal, a failure or a cache hit concerns one request alone."""
+"""A turn on the engine thread: a refusal, a failure or a cache hit concerns only one request."""
 
 from collections.abc import Sequence
 

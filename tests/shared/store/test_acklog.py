@@ -1,4 +1,4 @@
-"""A log that no worker of ours wrote: what is made of it is no longer than the log itself."""
+"""An ack log with entries that no worker of ours writes: a reader leaves those out."""
 
 import pytest
 from msgspec.structs import replace
@@ -52,7 +52,7 @@ def test_the_output_of_an_attempt_goes_on_behind_that_of_those_before() -> None:
 
 @pytest.mark.parametrize("emitted", [2**31 - 1, 2, 0, -1])
 def test_an_ack_that_counts_other_tokens_than_it_has_is_left_out(emitted: int) -> None:
-    """Each that it counts would be timed."""
+    """Else its reader would time tokens that there are not."""
     first = ack(1, [9], held(2))
     stories = fold([first, ack(emitted, [10])], R)
     assert stories[KEY, 1, "i"].emissions == [(1, 0.0, None)]
@@ -68,7 +68,7 @@ def test_an_ack_that_found_more_in_a_cache_than_it_computed_is_left_out(found: i
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_an_attempt_that_began_elsewhere_than_its_record_says_adds_nothing(offset: int) -> None:
-    """No worker could report the end of such an output: its measure is of another."""
+    """Its measure would be that of another output, and its end could not be reported."""
     assert resumed(fold([ack(1, [9], held(offset))], R)) == BEFORE
 
 
@@ -84,7 +84,7 @@ def test_a_snapshot_whose_measure_is_of_another_output_adds_nothing() -> None:
 
 
 def test_an_entry_that_is_no_text_is_left_out() -> None:
-    """Every admission that read it ended."""
+    """An error in it would end every admission that reads the log."""
     whole = encode_entry(ack(1, [9], held(2)))
     broken = whole.replace(b"\xa1x", b"\xa1\xff")
     assert broken != whole

@@ -34,7 +34,7 @@ def record(key: str) -> Record:
 
 @virtual()
 async def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -> None:
-    """The sweep takes the keys of records as they are; one that is no key once stopped it."""
+    """The sweep takes the keys of records as they are: one that is no key would stop it."""
     bus: Any = SimNet(Random(0), Faults()).connect("test")
     for name, key in (("s.t.a", "t.a"), ("s.t.b", "t.a"), ("s.t.c", "a >.*"), ("s.t.d", "t.d")):
         await bus.requests.create(name, msgspec.msgpack.encode(record(key)))

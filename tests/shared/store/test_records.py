@@ -76,7 +76,7 @@ async def test_an_end_that_is_written_by_several_at_once_leaves_one_output(bus: 
 
 
 class Unheard:
-    """A bucket whose next answers to writes of records are lost; these are made, or are not."""
+    """A bucket that loses its next answers to writes. `made`: whether each write happens."""
 
     def __init__(self, bucket: KeyValue, *made: bool) -> None:
         self._bucket, self._made = bucket, list(made)

@@ -1,9 +1,9 @@
-"""An engine without a GPU: it takes the time that a profile predicts, keeps KV books, and makes
-readable tokens.
+"""An engine without a GPU: it takes the time that a profile predicts, counts its KV blocks, and
+makes readable tokens.
 
-An iteration begins where the last ended if it was handed over at once (ALLOWANCE_S after `execute`
-returned), else at the hand-over: Python's lateness does not add up, a late plan costs. A thread
-that slept HICCUP_S too long was stopped, and catches nothing up.
+An iteration begins where the last one ended if it comes within ALLOWANCE_S of the return of
+`execute`; else it begins when it comes. So delays of Python do not add up, but a late plan costs
+time. If the thread woke HICCUP_S too late, the machine had stopped it: that time is lost, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ class _Slot:
 
 
 def _token(slot: _Slot, n: int) -> int:
-    """Output token n of a request. Behind the end of a script nothing counts."""
+    """Output token n of a request. After the end of a script its last token repeats."""
     if slot.said is None:
         return readable_token(slot.seed, n)
     return slot.said[min(n, len(slot.said) - 1)]

@@ -1,5 +1,5 @@
 """A draft model beside the torch engine's target: it proposes trees by beam search, with KV of its
-own. Drafts depend on the text alone, never on a random number. So to draw the target's own token,
+own. Drafts depend only on the text, never on a random number. So to draw the target's own token,
 and accept the draft that equals it, is rejection sampling (docs/decisions.md).
 """
 

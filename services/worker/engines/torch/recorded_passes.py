@@ -146,7 +146,7 @@ class RecordedPasses:
         self._logits[: size.tokens] = self._compute(batch, ids[None], positions[None], rows)[0]
 
     def _idle(self, size: Size) -> Tensor:
-        """Inputs that write padding alone."""
+        """Inputs that write only padding."""
         columns = [torch.zeros(length, dtype=torch.long) for length in size.columns]
         columns[2] += self._spare
         columns[-1] += 1  # each row sees one

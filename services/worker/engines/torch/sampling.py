@@ -1,5 +1,5 @@
 """Chooses tokens for a batch, greedily or by a draw at (seed, position), with log-probabilities. A
-row depends on itself and its parameters alone, so its token is the same in any batch.
+row depends only on itself and its parameters, so its token is the same in any batch.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from services.worker.engines import draws
 from shared.schemas import Sampling
 
 _COLDEST = 1e-5  # below it the division would overflow; as good as greedy
-# A top-p cut seldom leaves more tokens; sorting a large vocabulary takes many times as long.
-_FIRST = (256, 4096)
+# For a top-p cut so many of the likeliest tokens are sorted first. They are seldom too few, and to
+# sort a large vocabulary takes many times as long.
+_SORTED_FIRST = (256, 4096)
 _STRIDE = 512  # tokens whose shares are summed before the one among them is sought
 
 
@@ -28,8 +29,8 @@ class Draw(NamedTuple):
 
 def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
     """One token for each row of `logits` [B, vocabulary]; equal (logits, draw) give equal tokens.
-    Temperature first, then min-p, top-k, and top-p over the rest; what is as likely as the last
-    kept is kept. The draw inverts the distribution cumulated in the vocabulary's order.
+    Temperature comes first, then min-p, top-k, and top-p over the rest. A token as likely as the
+    last one kept is kept. The draw inverts the distribution cumulated in the vocabulary's order.
     """
     tokens = [0] * len(wanted)
     greedy = [
@@ -112,7 +113,7 @@ def _least(shares: Tensor, mass: Tensor) -> Tensor:
     wanted = shares.sum(dim=-1, keepdim=True) * mass
     least = torch.zeros_like(wanted)
     open_rows = torch.arange(len(shares), device=shares.device)
-    for width in (*(width for width in _FIRST if width < shares.shape[1]), shares.shape[1]):
+    for width in (*(width for width in _SORTED_FIRST if width < shares.shape[1]), shares.shape[1]):
         ordered = shares[open_rows].topk(width, dim=-1).values
         cumulated = ordered.cumsum(dim=-1)
         last = (cumulated < wanted[open_rows]).sum(dim=-1, keepdim=True)
@@ -124,7 +125,7 @@ def _least(shares: Tensor, mass: Tensor) -> Tensor:
 
 
 def _among(shares: Tensor, points: Tensor) -> list[int]:
-    """Finds the token by sums of _STRIDE tokens: cumulating a large vocabulary is slow."""
+    """The token at each point. By sums of _STRIDE tokens: cumulating a large vocabulary is slow."""
     parts = torch.nn.functional.pad(shares, (0, -shares.shape[1] % _STRIDE)).view(
         len(shares), -1, _STRIDE
     )

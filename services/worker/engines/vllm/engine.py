@@ -99,7 +99,7 @@ class VllmEngine(KnowsFacts):
             if load.generated and request.use_structured_output:
                 _advance_grammar(request, load.tokens[-load.generated :])
         except Exception as error:
-            # its own, and whatever a client's schema does to a grammar compiler: of this one alone
+            # vLLM's own errors, and any that a client's schema causes: only this request fails
             raise RefusedError(f"vLLM does not take this request: {error}") from error
         self._scheduler.park(request)
         self._slots[load.slot] = _Slot(request, time.monotonic())

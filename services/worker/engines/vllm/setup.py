@@ -219,7 +219,7 @@ def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
 
 
 def _check_draft_model(drafts: Any, tokenizer: Tokenizer, target: Path) -> None:
-    """Raises ConfigError for a draft model with another tokenizer: vLLM compares sizes alone."""
+    """Raises ConfigError for a draft model with another tokenizer: vLLM compares only sizes."""
     if drafts is None or drafts.method != "draft_model":
         return
     draft = Path(drafts.draft_model_config.model)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.batches import runner as batch_runner
-from services.gateway.batches.asking import Answered, Asking, BatchAsker
+from services.gateway.batches.asking import BatchAsker, LineAnswer, LineRequest
 from services.gateway.batches.file_store import MONTH_S, FileStore
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.results import id_of
@@ -36,9 +36,9 @@ class Asker(BatchAsker):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def ask(self, asking: Asking) -> Answered | None:
-        self.asked.append(asking.request_id)
-        return Answered(200, asking.request_id, b"{}")
+    async def ask(self, line: LineRequest) -> LineAnswer | None:
+        self.asked.append(line.request_id)
+        return LineAnswer(200, line.request_id, b"{}")
 
 
 async def stored_batch(bus: NatsBus) -> BatchRecord:

@@ -31,11 +31,11 @@ def test_each_position_has_its_share_of_those_that_were_reached(seed: int) -> No
         while accepted < drafted and rng.random() < law[application][accepted]:
             accepted += 1
         yields.observe(application, drafted, accepted)
-    told = {of.application: of for of in yields.told()}
+    by_name = {row.application: row for row in yields.rows()}
     for application, shares in law.items():
-        assert told[application].accepted == pytest.approx(shares, abs=0.12)
-        assert FADE / 2 <= told[application].verifications <= FADE
-    both = merged(yields.told())
+        assert by_name[application].accepted == pytest.approx(shares, abs=0.12)
+        assert FADE / 2 <= by_name[application].verifications <= FADE
+    both = merged(yields.rows())
     assert all(
         min(pair) - 0.12 <= share <= max(pair) + 0.12
         for share, *pair in zip(both, *law.values(), strict=True)
@@ -46,10 +46,10 @@ def test_names_that_clients_choose_do_not_make_it_grow() -> None:
     yields = DraftYields()
     for n in range(1000):
         yields.observe(f"app {n}", 20, 20)
-    told = yields.told()
-    assert len(told) == APPLICATIONS + 1 and told[-1].application == OTHERS
-    assert all(of.accepted == [1.0] * POSITIONS for of in told)
-    assert sum(of.verifications for of in told) == 1000
+    rows = yields.rows()
+    assert len(rows) == APPLICATIONS + 1 and rows[-1].application == OTHERS
+    assert all(row.accepted == [1.0] * POSITIONS for row in rows)
+    assert sum(row.verifications for row in rows) == 1000
     assert merged([]) == ()
 
 

@@ -32,7 +32,7 @@ from tests.rings import slow_but
 from tests.shared.policy.slos_serve.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.shared.policy.views import NOW, Linear, Row, entries, shape_of, view, views
 
-# ---------------------------------------------------------------- batches (section 3.2.2, Algorithm
+# ---------------------------------------------------------------- batches (section 3.2.2)
 
 
 def test_a_batch_fills_the_tightest_tpot_of_the_decodes() -> None:
