@@ -13,7 +13,7 @@ from shared.rules.tiers import TierSet
 from shared.vocabulary import FinishReason, Slo
 
 # The error codes of a server that has no room, as against a request that is impossible.
-NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
+NO_ROOM = {"slow_down", "resource_unavailable", "server_is_overloaded", "rate_limit_exceeded"}
 
 # Those by which a server refuses every request of the kind, and what to change.
 MISTAKEN = {

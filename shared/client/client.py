@@ -42,7 +42,7 @@ QUEUE_EVENTS = 1024
 ASKING_AT_ONCE = 32
 COPIES_FOR_S = 10  # after a refusal, copies of the request may still be read somewhere
 # refusals by what one admission knows: another may have let a copy in
-MAY_DIFFER = ("slow_down", "unattainable_slo", "server_is_overloaded")
+MAY_DIFFER = ("slow_down", "rate_limit_exceeded", "unattainable_slo", "server_is_overloaded")
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
 Sink = Callable[[StreamEvent], None]

@@ -1,7 +1,8 @@
 """The metrics of what became of requests, by outcome, so that attainment can be read as a share of
 what was *offered*. A request is offered if it ended, or each time it was refused for want of
-capacity. It is not offered if its client cancelled it before anything was late, or if no engine
-could serve it. Each offered request has either met its SLO or is one violation.
+capacity. It is not offered if its client cancelled it before anything was late, if no engine could
+serve it, or if its tenant was over its own limit. Each offered request has either met its SLO or
+is one violation.
 """
 
 from collections.abc import Callable, Collection
@@ -13,9 +14,10 @@ from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import TraceParent
 from shared.vocabulary import FinishReason, Missed
 
-MET, REFUSED = "met", "refused"
+MET, REFUSED, LIMITED = "met", "refused", "limited"
 KINDS = (Missed.TTFT.value, Missed.TBT.value, Missed.TTLT.value, Missed.END.value, REFUSED)
 NO_ROOM = "slow_down"  # the code of a refusal for want of capacity
+RATE_LIMITED = "rate_limit_exceeded"  # its tenant is over its own limit: no fault of the fleet
 OTHER = "other"  # in place of a tier that does not exist
 TENANT_LIMIT = 64  # tenants that are counted by name
 MODEL_LIMIT = 16  # models counted by name, since a worker may announce another each time
@@ -140,6 +142,8 @@ class Outcomes:
         """A request was refused before it was stored. Tenant and tier are the client's words."""
         tier = tier if tier in self._tiers() else OTHER
         self._refusals.labels(tier, code).add()
+        if code == RATE_LIMITED:
+            self._tenants.labels(tenant, LIMITED).add()
         if code == NO_ROOM:
             self._offered.labels(tier).add()
             self._violations.labels(tier, REFUSED).add()

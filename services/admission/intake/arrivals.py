@@ -25,6 +25,7 @@ from shared.core.offer import as_offer
 from shared.core.record import record as life
 from shared.core.shared_room import Line, Shares
 from shared.errors import BusError, BusTimeout, PeerError, StoreFull
+from shared.placing.outcomes import RATE_LIMITED
 from shared.placing.place import Placer
 from shared.process.chores import Chores
 from shared.process.logs import traced
@@ -232,7 +233,9 @@ class Arrivals:
         limits, admissions = self._rules.tenants.named(tenant), self._sweep.admissions
         wait_s = self._buckets.wait_s(tenant, limits, admissions, now)
         if wait_s > 0.0:
-            refused = slow_down("this tenant has had its tokens", math.ceil(wait_s))
+            limit, retry_s = f"its limit of {limits.tokens_s:g} tokens/s", math.ceil(wait_s)
+            message = f"tenant {tenant} is over {limit}; retry in {retry_s} s"
+            refused = Refused(code=RATE_LIMITED, message=message, retry_after_s=retry_s)
             await self._refusals.answer(call, refused)
             return False
         record, body = await self._intake.read(

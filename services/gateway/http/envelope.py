@@ -23,6 +23,7 @@ STATUS_OF_CODE = {
     "request_too_large": 413,
     "slow_down": 429,
     "resource_unavailable": 429,
+    "rate_limit_exceeded": 429,
     "server_error": 500,
     "server_is_overloaded": 503,
 }
@@ -165,6 +166,8 @@ def of_refused(no: Refused) -> Problem:
     """The failure of a request that admission refused before it stored anything."""
     status = STATUS_OF_CODE.get(no.code, 400)
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
+    if no.code == "rate_limit_exceeded":
+        dropped = "rejected-rate-limited"
     # over HTTP
     param = {
         "token_ids": "prompt",

@@ -126,7 +126,8 @@ class StandIn:
                 return
         if prompt.startswith("refuse "):
             code, *param = prompt.split()[1:]
-            retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None
+            later = ("slow_down", "resource_unavailable", "rate_limit_exceeded")
+            retry_after_s = 2.2 if code in later else None
             await call.reply(
                 Refused(
                     code=code,

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from shared.columns import pack
 from shared.core.record.verdict import ended
 from shared.measure import Measure
-from shared.placing.outcomes import KINDS, MODEL_LIMIT, TENANT_LIMIT, Outcomes
+from shared.placing.outcomes import KINDS, MODEL_LIMIT, RATE_LIMITED, TENANT_LIMIT, Outcomes
 from shared.schemas import Record, Resume
 from shared.telemetry import conventions as names
 from shared.telemetry.exposition import exposition
@@ -112,6 +112,15 @@ def test_shedding_does_not_look_like_success() -> None:
         ("chat", "slow_down"): 3,
         ("chat", "unknown_model"): 1,
     }
+
+
+def test_a_tenant_over_its_own_limit_is_no_violation_of_the_fleet() -> None:
+    counted = Counted()
+    counted.outcomes.refused("t", "chat", RATE_LIMITED)
+    assert sum(counted.values(names.OFFERED, "tier").values()) == 0
+    assert sum(counted.values(names.SLO_VIOLATIONS, "tier").values()) == 0
+    assert counted.values(names.REFUSALS, "tier", "code") == {("chat", RATE_LIMITED): 1}
+    assert counted.values(names.TENANT_REQUESTS, "tenant", "verdict") == {("t", "limited"): 1}
 
 
 def test_names_that_clients_choose_take_bounded_room() -> None:

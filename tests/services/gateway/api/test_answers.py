@@ -208,6 +208,7 @@ BAD_ENDS: list[tuple[str, type[openai.APIStatusError], int, str]] = [
     ("refuse model_not_found", openai.NotFoundError, 404, "model_not_found"),
     ("refuse context_length_exceeded", openai.BadRequestError, 400, "context_length_exceeded"),
     ("refuse slow_down", openai.RateLimitError, 429, "slow_down"),
+    ("refuse rate_limit_exceeded", openai.RateLimitError, 429, "rate_limit_exceeded"),
     ("refuse something_new", openai.BadRequestError, 400, "something_new"),
     ("end refused", openai.RateLimitError, 429, "slow_down"),
     ("end dropped", openai.RateLimitError, 429, "slow_down"),
@@ -231,6 +232,7 @@ async def test_every_refusal_and_bad_end_is_an_openai_error(at: Site, stream: bo
                 assert headers["retry-after"] == ("3" if prompt.startswith("refuse") else "30")
                 assert headers["x-llm-d-request-dropped-reason"] in (
                     "rejected-saturated",
+                    "rejected-rate-limited",
                     "evicted-queue-pressure",
                 )
     flex = await at.post("completions", {"prompt": "end refused", "service_tier": "flex"})
