@@ -92,10 +92,8 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         thinks_until: float = 0
         thinking_s = response_s = math.inf if slo.tbt_s is None else slo.tbt_s
         if slo.thinking_tbt_s is not None:
-            thinks_until, thinking_s = (
-                math.inf if thinking_tokens is None else thinking_tokens,
-                slo.thinking_tbt_s,
-            )
+            thinks_until = math.inf if thinking_tokens is None else thinking_tokens
+            thinking_s = slo.thinking_tbt_s
         windows = self.windows
         for made in range(self.tokens + 1, self.tokens + n + 1):
             if made == 1 and due == math.inf:

@@ -63,9 +63,6 @@ class PlannerMetrics:
             names.BEST_EFFORT_HELD, "Best-effort requests that the replica holds."
         )
 
-    def watch(self, replica: ReplicaId, core: ReplicaCore) -> "Watch":
-        return Watch(self, replica, core)
-
 
 class Watch:
     """The numbers of a replica planner: its core counts from 0, the metrics go on."""

@@ -8,7 +8,7 @@ import structlog
 from msgspec.structs import replace
 
 from services.planner.config import PlannerConfig
-from services.planner.metrics import PlannerMetrics
+from services.planner.metrics import PlannerMetrics, Watch
 from services.planner.resync_check import misreported
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
@@ -107,7 +107,7 @@ class ReplicaPlanner:
             settings=settings,
             draft=draft_of(announce),
         )
-        self._watch = metrics.watch(self.replica, self.core)
+        self._watch = Watch(metrics, self.replica, self.core)
         self._inbox: Inbox[ReplicaEvent] = Inbox(INBOX_LIMIT, _joined)
         self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
         self._chores = Chores()

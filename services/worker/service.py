@@ -25,7 +25,6 @@ from shared.errors import (
     BusError,
     ConfigError,
     EngineError,
-    NoResponders,
     PeerError,
     SlacklineError,
     StoreDamaged,
@@ -424,10 +423,8 @@ async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
         answer = await bus.request(
             subjects.holdings(replica), Holdings(asked=[]), HoldingsAnswer, timeout_s=1.0
         )
-    except NoResponders:
-        return
     except SlacklineError:
-        # a dead worker's connection, or a paused worker: registering fences it
+        # nobody; or a dead worker's connection, or a paused worker: registering fences it
         return
     raise ConfigError(
         f"replica {replica!r} already has a live worker ({answer.incarnation}); "

@@ -124,25 +124,14 @@ class Log(Protocol):
 class Bus(Protocol):
     """One connection of one process."""
 
-    @property
-    def counters(self) -> Counters: ...
-
-    @property
-    def tenants(self) -> str:
-        """The tenant that it speaks for; `*`: all of them; empty: none."""
-
-    @property
-    def requests(self) -> KeyValue: ...
-
-    @property
-    def bodies(self) -> KeyValue: ...
-
-    @property
-    def leases(self) -> KeyValue:
-        """Every value vanishes LEASE_TTL_S after its last write."""
-
-    @property
-    def acks(self) -> Log: ...
+    counters: Counters
+    tenants: str
+    """The tenant that it speaks for; `*`: all of them; empty: none."""
+    requests: KeyValue
+    bodies: KeyValue
+    leases: KeyValue
+    """Every value vanishes LEASE_TTL_S after its last write."""
+    acks: Log
 
     async def publish(
         self,

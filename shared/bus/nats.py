@@ -89,42 +89,14 @@ class NatsBus:
         self._closing = False
         self._down_at_s: float | None = None
         self._complained_at_s: dict[str, float] = {}
-        self._requests = StreamKeyValue(
-            Stream(self._inbox, f"KV_{subjects.REQUESTS_BUCKET}", store_timeout_s),
-            subjects.REQUESTS_BUCKET,
-        )
-        self._bodies = StreamKeyValue(
-            Stream(self._inbox, f"KV_{subjects.BODIES_BUCKET}", store_timeout_s),
-            subjects.BODIES_BUCKET,
-        )
-        self._lease_stream = Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s)
-        self._leases = StreamLeases(self._lease_stream, subjects.LEASES_BUCKET)
-        self._acks = StreamLog(self._log_of)
+        self.requests: KeyValue = self._bucket(subjects.REQUESTS_BUCKET)
+        self.bodies: KeyValue = self._bucket(subjects.BODIES_BUCKET)
+        self._lease_stream = self._stream(f"KV_{subjects.LEASES_BUCKET}")
+        self.leases: KeyValue = StreamLeases(self._lease_stream, subjects.LEASES_BUCKET)
+        self.acks: Log = StreamLog(self._log_of)
         # of gateways alone
-        self.batches = StreamKeyValue(
-            Stream(self._inbox, f"KV_{subjects.BATCHES_BUCKET}", store_timeout_s),
-            subjects.BATCHES_BUCKET,
-        )
-        self.files = Objects(
-            Stream(self._inbox, f"OBJ_{subjects.FILES_BUCKET}", store_timeout_s),
-            subjects.FILES_BUCKET,
-        )
-
-    @property
-    def requests(self) -> KeyValue:
-        return self._requests
-
-    @property
-    def bodies(self) -> KeyValue:
-        return self._bodies
-
-    @property
-    def leases(self) -> KeyValue:
-        return self._leases
-
-    @property
-    def acks(self) -> Log:
-        return self._acks
+        self.batches = self._bucket(subjects.BATCHES_BUCKET)
+        self.files = Objects(self._stream(f"OBJ_{subjects.FILES_BUCKET}"), subjects.FILES_BUCKET)
 
     async def publish(
         self,
@@ -297,9 +269,14 @@ class NatsBus:
         if self.failed.done() and not self.failed.cancelled():
             self.failed.result()
 
+    def _stream(self, name: str) -> Stream:
+        return Stream(self._inbox, name, self._store_timeout_s)
+
+    def _bucket(self, name: str) -> StreamKeyValue:
+        return StreamKeyValue(self._stream(f"KV_{name}"), name)
+
     def _log_of(self, subject: str) -> Stream:
-        replica = subject.rpartition(".")[2]
-        return Stream(self._inbox, subjects.log_stream(replica), self._store_timeout_s)
+        return self._stream(subjects.log_stream(subject.rpartition(".")[2]))
 
     def _take_in(self) -> Intake:
         intake = Intake(

@@ -63,9 +63,8 @@ class Patience:
     # silence after which the client asks whether it missed an event; doubles up to silence_limit_s
     silence_s: float = 5.0
     silence_limit_s: float = 60.0
-    give_up_s: float = (
-        60.0  # until a client gives up where nobody answers, or a known gap stays open
-    )
+    # until a client gives up where nobody answers, or a known gap stays open
+    give_up_s: float = 60.0
 
 
 def new_request_id() -> str:

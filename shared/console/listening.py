@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from shared import subjects
-from shared.bus.api import Bus, Call
+from shared.bus.api import Bus, Handler
 from shared.clock import Clock
 from shared.columns import pack
 from shared.console.collector import Collector
@@ -33,32 +33,13 @@ async def listening(bus: Bus, clock: Clock, tiers: TierSet | None) -> AsyncItera
     """A collector that hears the fleet while the context is open. Raises BusError."""
     collector = Collector(clock.unix_s(), tiers)
     now = clock.unix_s
-
-    def on_digest(digest: Digest, _: Call) -> None:
-        collector.hear_digest(digest, now())
-
-    def on_announce(announce: Announce, _: Call) -> None:
-        collector.hear_announce(announce)
-
-    def on_plan(plan: BatchPlan, _: Call) -> None:
-        collector.hear_plan(plan)
-
-    def on_ack(ack: PlanAck, _: Call) -> None:
-        collector.hear_ack(ack, now())
-
-    def on_ended(ended: Ended, _: Call) -> None:
-        collector.hear_ended(ended, now())
-
-    def on_pool(pool: PoolDigest, _: Call) -> None:
-        collector.hear_pool(pool)
-
-    heard: list[tuple[str, Any, Any]] = [
-        (subjects.ENDED, Ended, on_ended),
-        (subjects.PLANS, BatchPlan, on_plan),
-        (subjects.ACKS, PlanAck, on_ack),
-        (subjects.DIGESTS, Digest, on_digest),
-        (subjects.ANNOUNCEMENTS, Announce, on_announce),
-        (subjects.POOL, PoolDigest, on_pool),
+    heard: list[tuple[str, Any, Handler]] = [
+        (subjects.ENDED, Ended, lambda ended, _: collector.hear_ended(ended, now())),
+        (subjects.PLANS, BatchPlan, lambda plan, _: collector.hear_plan(plan)),
+        (subjects.ACKS, PlanAck, lambda ack, _: collector.hear_ack(ack, now())),
+        (subjects.DIGESTS, Digest, lambda digest, _: collector.hear_digest(digest, now())),
+        (subjects.ANNOUNCEMENTS, Announce, lambda announce, _: collector.hear_announce(announce)),
+        (subjects.POOL, PoolDigest, lambda pool, _: collector.hear_pool(pool)),
     ]
     async with AsyncExitStack() as stack:
         for subject, kind, handler in heard:

@@ -5,12 +5,12 @@ serve it, or if its tenant was over its own limit. Each offered request has eith
 is one violation.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from shared.core.record.verdict import GOOD_ENDS
 from shared.schemas import Record
 from shared.telemetry import conventions as names
-from shared.telemetry.instruments import Registry
+from shared.telemetry.instruments import Family, Histogram, Registry
 from shared.telemetry.telemetry import TraceParent
 from shared.vocabulary import FinishReason, Missed
 
@@ -42,6 +42,11 @@ class Outcomes:
     ) -> None:
         self._model, self._tiers = model, tiers
         made, tier = metrics, ("tier",)
+        of_model, few = ("model_name", "tier"), {"model_name": MODEL_LIMIT}
+
+        def per_model(name: str, text: str, bounds: Sequence[float]) -> Family[Histogram]:
+            return made.histogram(name, text, bounds, of_model, few)
+
         self._requests = made.counter(
             names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict")
         )
@@ -86,43 +91,21 @@ class Outcomes:
         self._ttlt = made.histogram(
             names.TTLT, "Arrival to last token.", names.DURATION_BUCKETS_S, tier
         )
-        of_model, few = ("model_name", "tier"), {"model_name": MODEL_LIMIT}
-        self._ttft = made.histogram(
-            names.TIME_TO_FIRST_TOKEN,
-            "Arrival to first token.",
-            names.TTFT_BUCKETS_S,
-            of_model,
-            few,
+        self._ttft = per_model(
+            names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S
         )
-        self._tpot = made.histogram(
+        self._tpot = per_model(
             names.TIME_PER_OUTPUT_TOKEN,
             "Mean time per output token of a request, after its first.",
             names.TPOT_BUCKETS_S,
-            of_model,
-            few,
         )
-        self._e2e = made.histogram(
-            names.E2E_LATENCY, "Arrival to end.", names.DURATION_BUCKETS_S, of_model, few
-        )
-        self._prompt = made.histogram(
-            names.REQUEST_PROMPT_TOKENS, "Prompt of a request.", names.TOKENS_BUCKETS, of_model, few
-        )
-        self._output = made.histogram(
-            names.REQUEST_GENERATION_TOKENS,
-            "Output of a request.",
-            names.TOKENS_BUCKETS,
-            of_model,
-            few,
-        )
+        tokens = names.TOKENS_BUCKETS
+        self._e2e = per_model(names.E2E_LATENCY, "Arrival to end.", names.DURATION_BUCKETS_S)
+        self._prompt = per_model(names.REQUEST_PROMPT_TOKENS, "Prompt of a request.", tokens)
+        self._output = per_model(names.REQUEST_GENERATION_TOKENS, "Output of a request.", tokens)
         # vLLM shows the longest of n outputs; here each choice is a request of its own
         made.alias(names.REQUEST_LONGEST, self._output)
-        self._asked = made.histogram(
-            names.REQUEST_MAX_TOKENS_ASKED,
-            "The longest output.",
-            names.TOKENS_BUCKETS,
-            of_model,
-            few,
-        )
+        self._asked = per_model(names.REQUEST_MAX_TOKENS_ASKED, "The longest output.", tokens)
         self._success = made.counter(
             names.REQUEST_SUCCESS,
             "Requests ended, as vLLM counts.",

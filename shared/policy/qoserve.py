@@ -148,10 +148,8 @@ class QoServe:
     def plan(self, view: View) -> Sequence[Choice]:
         decodes = chunk.decoding(view)
         if self._set.dynamic_chunking:
-            limit_tokens, budget_s = (
-                self._set.max_chunk_tokens,
-                self.slack_s(view, decodes) / self._set.safety,
-            )
+            limit_tokens = self._set.max_chunk_tokens
+            budget_s = self.slack_s(view, decodes) / self._set.safety
         else:
             limit_tokens, budget_s = self._set.chunk_tokens - len(decodes.rows), math.inf
         queue = Queue(view, self._lengths, self._rate(view.profile), self._step_s)

@@ -20,17 +20,13 @@ from shared.routing.pipeline import Router
 from shared.routing.routings import named
 
 
-def _by_setting(settings: Any) -> Router:
-    """The routing that the setting `router` names."""
-    return named(settings.router)
-
-
 class Entry(NamedTuple):
     """One policy. Its settings name its routing, and their defaults its default routing."""
 
     settings: type[msgspec.Struct]
     policy: Callable[[Any], Policy]  # from the settings
-    router: Callable[[Any], Router] = _by_setting
+    # the routing that the setting `router` names
+    router: Callable[[Any], Router] = lambda settings: named(settings.router)
 
 
 DEFAULT = "slackline"

@@ -22,7 +22,7 @@ from shared.errors import PeerError
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.need import Needs
-from shared.policy.seam import Bools, Floats
+from shared.policy.seam import Bools, Floats, View
 from shared.schemas import Selection
 
 
@@ -216,6 +216,30 @@ def draft_s(
         going = depth > step
         total_s += draft.step_s(_beams(width[going], context[going]))
     return total_s
+
+
+def lacking(view: View, rows: Indices) -> Ints:
+    """[rows] the tokens of each, its newest included, that are not in the draft's KV. The draft
+    model made the unsure tokens itself.
+    """
+    computed = view.computed_tokens[rows]
+    missing: Ints = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
+    return missing
+
+
+def draft_rows_s(view: View, rows: Indices, depth: Ints, width: Ints) -> float:
+    """`draft_s` of these rows of a view, as the policy knows them; some depths may be 0."""
+    assert view.draft is not None
+    drafts = depth > 0
+    rows = rows[drafts]
+    return draft_s(
+        view.draft,
+        depth=depth[drafts],
+        width=width[drafts],
+        context=view.top_tokens[rows] + 1,
+        missing=lacking(view, rows),
+        together=view.longest_chain > 0,
+    )
 
 
 def _beams(width: Ints, context: Ints) -> BatchShape:

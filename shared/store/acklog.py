@@ -238,10 +238,8 @@ def _feed(
     for slot in unpack_list(ack.promoted):
         if slot in at_slot:
             at_slot[slot].best_effort = False
-    ended, thought = (
-        dict(ack.ended),
-        dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)),
-    )
+    ended, answering = dict(ack.ended), unpack_list(ack.answering)
+    thought = dict(zip(answering, unpack_list(ack.thinking_tokens), strict=True))
     texts, at = iter(ack.texts), 0
     firsts: list[int] = []
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))

@@ -153,7 +153,11 @@ class Recording(Tracing):
             name,
             _context(parent),
             attributes=attributes,
-            links=[trace.Link(context) for context in map(_linked, links) if context is not None],
+            links=[
+                trace.Link(_remote(linked, sampled=True))
+                for linked in map(TraceParent.parse, links)
+                if linked is not None
+            ],
             start_time=_ns(start_unix_s),
         )
         self._ids.next = None
@@ -174,11 +178,8 @@ class JsonLines(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         raw = b"".join(msgspec.json.encode(_plain(span)) + b"\n" for span in spans)
-        return (
-            SpanExportResult.SUCCESS
-            if os.write(self._fd, raw) == len(raw)
-            else SpanExportResult.FAILURE
-        )
+        whole = os.write(self._fd, raw) == len(raw)
+        return SpanExportResult.SUCCESS if whole else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         os.close(self._fd)
@@ -225,19 +226,13 @@ def _exporter(name: str) -> SpanExporter:
 def _context(parent: TraceParent | None) -> Context:
     if parent is None:
         return Context()  # empty: never the ambient one
-    flags = trace.TraceFlags(
-        trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT
-    )
-    context = trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+    context = _remote(parent, sampled=parent.sampled)
     return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
 
 
-def _linked(header: str) -> trace.SpanContext | None:
-    parent = TraceParent.parse(header)
-    if parent is None:
-        return None
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    return trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+def _remote(span: TraceParent, *, sampled: bool) -> trace.SpanContext:
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if sampled else trace.TraceFlags.DEFAULT)
+    return trace.SpanContext(span.trace_id, span.span_id, is_remote=True, trace_flags=flags)
 
 
 def _ns(unix_s: float) -> int:

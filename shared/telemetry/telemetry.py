@@ -27,11 +27,9 @@ class TraceParent(NamedTuple):
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
         trace_id, span_id = int(found[2], 16), int(found[3], 16)
-        return (
-            TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1))
-            if trace_id and span_id
-            else None
-        )
+        if not trace_id or not span_id:
+            return None
+        return TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1))
 
     def header(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"

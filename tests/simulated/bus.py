@@ -115,26 +115,10 @@ class SimBus:
         self._broker = link.broker
         self._loop = link.broker.loop
         self._context = link.context()  # for answers
-        self._requests = SimKeyValue(self, self._broker.requests)
-        self._bodies = SimKeyValue(self, self._broker.bodies)
-        self._leases = SimKeyValue(self, self._broker.leases)
-        self._acks = SimLog(self, self._broker.acks)
-
-    @property
-    def requests(self) -> KeyValue:
-        return self._requests
-
-    @property
-    def bodies(self) -> KeyValue:
-        return self._bodies
-
-    @property
-    def leases(self) -> KeyValue:
-        return self._leases
-
-    @property
-    def acks(self) -> Log:
-        return self._acks
+        self.requests: KeyValue = SimKeyValue(self, self._broker.requests)
+        self.bodies: KeyValue = SimKeyValue(self, self._broker.bodies)
+        self.leases: KeyValue = SimKeyValue(self, self._broker.leases)
+        self.acks: Log = SimLog(self, self._broker.acks)
 
     async def publish(
         self,

@@ -110,18 +110,15 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
     for param, tokens in (
         ("logit_bias", request.sampling.logit_bias),
         ("stop_token_ids", request.sampling.stop_token_ids),
+        ("token_ids", request.token_ids),
     ):
+        if tokens and param == "token_ids" and len(tokens) > PROMPT_TOKENS_LIMIT:
+            raise PeerError(f"more than {PROMPT_TOKENS_LIMIT} token ids", param=param)
         if tokens and not 0 <= min(tokens) <= max(tokens) < tokenizer.vocabulary:
             raise PeerError(
                 f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param
             )
     if request.token_ids is not None:
-        if len(request.token_ids) > PROMPT_TOKENS_LIMIT:
-            raise PeerError(f"more than {PROMPT_TOKENS_LIMIT} token ids", param="token_ids")
-        if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
-            raise PeerError(
-                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids"
-            )
         return request.token_ids
     rendered = request.messages is not None
     text = (
@@ -131,11 +128,7 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
     )
     assert text is not None
     if worker is not None and (least := tokenizer.least_tokens(text)) >= worker.context_tokens:
-        raise PeerError(
-            does_not_fit(least, worker.context_tokens, at_least=True),
-            code="context_length_exceeded",
-            param=_given(request)[0],
-        )
+        raise _over_context(request, least, worker, at_least=True)
     most = PROMPT_TOKENS_LIMIT
     if worker is not None:
         most = min(most, worker.context_tokens - 1)
@@ -144,11 +137,14 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
     except TooManyTokens as error:
         if worker is None or error.tokens < worker.context_tokens:
             raise
-        raise PeerError(
-            does_not_fit(error.tokens, worker.context_tokens),
-            code="context_length_exceeded",
-            param=_given(request)[0],
-        ) from None
+        raise _over_context(request, error.tokens, worker) from None
+
+
+def _over_context(
+    request: GenerateRequest, tokens: int, worker: Announce, *, at_least: bool = False
+) -> PeerError:
+    message = does_not_fit(tokens, worker.context_tokens, at_least=at_least)
+    return PeerError(message, code="context_length_exceeded", param=_given(request)[0])
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
@@ -157,11 +153,7 @@ def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> i
         return request.sampling.max_tokens
     room = worker.context_tokens - len(prompt)
     if room < 1:
-        raise PeerError(
-            does_not_fit(len(prompt), worker.context_tokens),
-            code="context_length_exceeded",
-            param=_given(request)[0],
-        )
+        raise _over_context(request, len(prompt), worker)
     most = min(request.sampling.max_tokens, room)
     logprobs = most * (1 + (request.sampling.logprobs or 0))
     if request.sampling.logprobs is not None and logprobs > LOGPROBS_LIMIT:

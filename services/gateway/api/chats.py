@@ -294,11 +294,8 @@ class ChatChoiceWriter:
 
     def _reason(self, finish_reason: str) -> str:
         """An answer that calls a tool of its own choice ends for that."""
-        return (
-            "tool_calls"
-            if self._called and not self._named and finish_reason == "stop"
-            else finish_reason
-        )
+        calls = self._called and not self._named and finish_reason == "stop"
+        return "tool_calls" if calls else finish_reason
 
 
 class ChatFormat:

@@ -234,48 +234,32 @@ class Generations:
             verdicts = [answer.verdicts[index] for index in sorted(answer.verdicts)]
             reasons = [verdict.finish_reason.value for verdict in verdicts]
             relegated = any(verdict.relegated for verdict in verdicts) if verdicts else None
-            tokens = {
+            said: dict[str, telemetry.AttributeValue] = {
                 conventions.INPUT_TOKENS: usage.prompt_tokens,
                 conventions.OUTPUT_TOKENS: usage.completion_tokens,
+                conventions.RESPONSE_TIER: answer.service_tier,
+                conventions.FINISH_REASONS: reasons,
             }
-            span.set(
-                **tokens,
-                **{
-                    conventions.RESPONSE_TIER: answer.service_tier,
-                    conventions.FINISH_REASONS: reasons,
-                },
-            )
+            span.set(**said)
         if error_type:
             span.set(**{conventions.ERROR_TYPE: error_type})
         span.end()
         with logs.traced(span.traceparent):
-            self._log_served(ask, answer, gone, error_type, reasons, relegated, began_unix_s)
-
-    def _log_served(
-        self,
-        ask: Ask,
-        answer: Answer | None,
-        gone: bool,
-        error_type: str,
-        reasons: Sequence[str],
-        relegated: bool | None,
-        began_unix_s: float,
-    ) -> None:
-        log.info(
-            "request.served",
-            operation=ask.api_format.operation,
-            request_id=ask.request_id,
-            correlation_id=ask.correlation_id or None,
-            tenant=ask.tenant,
-            tier=ask.tier,
-            choices=len(ask.requests),
-            status=0 if answer is None else answer.status,
-            finish_reasons=reasons,
-            relegated=relegated,
-            hung_up=gone,
-            error=error_type or None,
-            duration_s=round(self._clock.unix_s() - began_unix_s, 6),
-        )
+            log.info(
+                "request.served",
+                operation=ask.api_format.operation,
+                request_id=ask.request_id,
+                correlation_id=ask.correlation_id or None,
+                tenant=ask.tenant,
+                tier=ask.tier,
+                choices=len(ask.requests),
+                status=0 if answer is None else answer.status,
+                finish_reasons=reasons,
+                relegated=relegated,
+                hung_up=gone,
+                error=error_type or None,
+                duration_s=round(self._clock.unix_s() - began_unix_s, 6),
+            )
 
 
 def _in_doubt(outcome: object) -> bool:

@@ -3,7 +3,7 @@ the next holder goes on, under the same ids, with the lines that have no result.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
@@ -85,15 +85,14 @@ class BatchRun:
             await self._fail(errors)
             return
         now = int(self._clock.unix_s())
-        self._record = await self._store.change(
-            self._record, lambda r: batch_record.begun(r, count, now)
-        )
+        await self._change(lambda r: batch_record.begun(r, count, now))
+
+    async def _change(self, step: Callable[[BatchRecord], BatchRecord | None]) -> None:
+        self._record = await self._store.change(self._record, step)
 
     async def _fail(self, errors: list[LineError]) -> None:
         now = int(self._clock.unix_s())
-        self._record = await self._store.change(
-            self._record, lambda r: batch_record.failed(r, errors, now)
-        )
+        await self._change(lambda r: batch_record.failed(r, errors, now))
 
     async def _ask_all(self) -> None:
         """Give each line its result. Raises the first failure of its parts."""
@@ -153,7 +152,7 @@ class BatchRun:
             at = len(self._record.ttlts_s)
             left_s = max(LEAST_TTLT_S, round(self._record.expires_at - self._clock.unix_s(), 3))
             begin = partial(batch_record.block_begun, block=at, ttlt_s=left_s)
-            self._record = await self._store.change(self._record, begin)
+            await self._change(begin)
             if not self._record.open:
                 raise Superseded(self._record.id)
         return self._record.ttlts_s[block]
@@ -195,9 +194,7 @@ class BatchRun:
 
     async def _count(self) -> None:
         completed, failed = len(self._output.done), len(self._errors.done)
-        self._record = await self._store.change(
-            self._record, lambda r: batch_record.counted(r, completed, failed)
-        )
+        await self._change(lambda r: batch_record.counted(r, completed, failed))
 
     @property
     def _late(self) -> bool:
@@ -206,16 +203,12 @@ class BatchRun:
     async def _finish(self) -> None:
         """Make files of the results, and end the batch."""
         ending, now = self._ending(), int(self._clock.unix_s())
-        self._record = await self._store.change(
-            self._record, lambda r: batch_record.finalizing(r, ending, now)
-        )
+        await self._change(lambda r: batch_record.finalizing(r, ending, now))
         ids = [
             await self._commit(results, kind)
             for results, kind in ((self._output, "output"), (self._errors, "error"))
         ]
-        self._record = await self._store.change(
-            self._record, lambda r: batch_record.ended(r, ids[0], ids[1], now)
-        )
+        await self._change(lambda r: batch_record.ended(r, ids[0], ids[1], now))
         log.info(
             "batch.ended",
             batch_id=self._record.id,

@@ -209,20 +209,15 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
     match verdict.finish_reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
-        case FinishReason.REFUSED:
+        case FinishReason.REFUSED | FinishReason.DROPPED as reason:
+            said, dropped = "dropped under overload", "evicted-queue-pressure"
+            if reason is FinishReason.REFUSED:
+                said, dropped = "no replica can hold this request's SLO now", "rejected-saturated"
             return Problem(
                 status=429,
-                message=message or "no replica can hold this request's SLO now",
+                message=message or said,
                 code="resource_unavailable" if flex else "slow_down",
-                dropped="rejected-saturated",
-                retry_after_s=wait_s,
-            )
-        case FinishReason.DROPPED:
-            return Problem(
-                status=429,
-                message=message or "dropped under overload",
-                code="resource_unavailable" if flex else "slow_down",
-                dropped="evicted-queue-pressure",
+                dropped=dropped,
                 retry_after_s=wait_s,
             )
         case FinishReason.EXPIRED:

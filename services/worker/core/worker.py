@@ -74,7 +74,7 @@ class WorkerCore:
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Step | None = None
-        self._ack_seq = 0
+        self.ack_seq = 0  # of the newest ack
 
     # ------------------------------------------------------------ what others see
 
@@ -89,10 +89,6 @@ class WorkerCore:
     @property
     def waiting_plans(self) -> int:
         return len(self._plans)
-
-    @property
-    def ack_seq(self) -> int:
-        return self._ack_seq
 
     @property
     def running(self) -> bool:
@@ -440,27 +436,26 @@ class WorkerCore:
             self._draft_yields.observe(application, did.drafted, did.computed - 1)
 
     def _class_changes(self, plan: BatchPlan) -> list[Outgoing]:
-        relegated = [
-            request.status("relegated", ServiceClass.BEST_EFFORT, self.replica)
-            for request in self._named(plan.relegated)
+        return [
+            request.status(what, service_class, self.replica)
+            for what, service_class, slots in (
+                ("relegated", ServiceClass.BEST_EFFORT, plan.relegated),
+                ("promoted", ServiceClass.STANDARD, plan.promoted),
+            )
+            for request in self._named(slots)
         ]
-        promoted = [
-            request.status("promoted", ServiceClass.STANDARD, self.replica)
-            for request in self._named(plan.promoted)
-        ]
-        return relegated + promoted
 
     def _finished(
         self, ack: AckBuilder, outgoing: list[Outgoing], overs: list[AttemptOver]
     ) -> Finished:
         """The ends that were due join those that the iteration brought; then the ack is whole."""
         overs += [self._end(due, due.pending_end, ack) for due in self._holdings.due()]
-        self._ack_seq += 1
+        self.ack_seq += 1
         built = ack.build(
             replica=self.replica,
             incarnation=self.incarnation,
             epoch=self._plans.epoch,
-            ack_seq=self._ack_seq,
+            ack_seq=self.ack_seq,
             held=self._holdings.take_new(),
             free_blocks=self._holdings.free_blocks,
         )

@@ -43,10 +43,8 @@ class PlannedAhead:
         choice = self._horizon.popleft()
         self._repeating, self._repeats_left = None, 0
         if choice.repeats > 1:
-            self._repeating, self._repeats_left = (
-                choice,
-                min(choice.repeats, _roomy_iterations(choice, table)) - 1,
-            )
+            self._repeating = choice
+            self._repeats_left = min(choice.repeats, _roomy_iterations(choice, table)) - 1
         return choice
 
     def repeats(self, table: RequestTable, flights: Sequence[InFlightPlan]) -> int:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import Indices, Ints, pack
+from shared.columns import Indices, pack
 from shared.core.replica.ack_columns import (
     OutOfSync,
     Reported,
@@ -228,36 +228,25 @@ class Reconciliation:
         """
         table = self._table
         rows = table.row_of[slots]
-        upper = table.computed_tokens[rows] + table.unsure_tokens[rows]
-        top = upper.copy()
-        for flight in reversed(self._ahead.flights):
-            at = positions(flight.slots, slots, table.capacity)
-            runs = at >= 0
-            runs[runs] = flight.restarts[at[runs]] == table.restarts[rows[runs]]
-            upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
-            top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
-        draft_top = self._draft_top(slots, rows) if table.draft_kv_blocks else None
-        table.hold_kv(rows, top, draft_top)
-
-    def _draft_top(self, slots: Indices, rows: Indices) -> Ints:
-        """The positions that the draft model may have of these slots, at the peak of each plan in
-        flight and after it.
-        """
-        table = self._table
         after = table.computed_tokens[rows] + table.unsure_tokens[rows]
-        top: Ints = table.draft_tokens[rows].copy()
+        top = after.copy()
+        # the positions that the draft model may have of these slots, at the peak of each plan in
+        # flight and after it
+        draft_top = table.draft_tokens[rows] if table.draft_kv_blocks else None
         for flight in reversed(self._ahead.flights):
             at = positions(flight.slots, slots, table.capacity)
             runs = at >= 0
             runs[runs] = flight.restarts[at[runs]] == table.restarts[rows[runs]]
             before = after.copy()
             before[runs] -= (flight.computed + flight.unsure)[at[runs]]
-            drafts = runs.copy()
-            drafts[runs] = flight.draft_caps[at[runs]] > 0
-            peak = before[drafts] + flight.draft_caps[at[drafts]]
-            top[drafts] = np.maximum(top[drafts], np.maximum(peak, after[drafts]))
+            top[runs] = np.maximum(top[runs], before[runs] + flight.caps[at[runs]])
+            if draft_top is not None:
+                drafts = runs.copy()
+                drafts[runs] = flight.draft_caps[at[runs]] > 0
+                peak = before[drafts] + flight.draft_caps[at[drafts]]
+                draft_top[drafts] = np.maximum(draft_top[drafts], np.maximum(peak, after[drafts]))
             after = before
-        return top
+        table.hold_kv(rows, top, draft_top)
 
 
 def _just_as_predicted(flight: InFlightPlan, ack: PlanAck) -> bool:

@@ -32,7 +32,6 @@ from msgspec import Meta, Struct
 
 from shared.columns import Ints
 from shared.errors import ConfigError
-from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
@@ -40,7 +39,7 @@ from shared.policy.adaserve.tree import Bounds, Tree, balanced_tokens, least_dep
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
-from shared.policy.speculation import draft_s
+from shared.policy.speculation import draft_rows_s
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
 from shared.vocabulary import MOST_DRAFTS
@@ -91,11 +90,11 @@ class AdaServe:
         choice = chunk.fill(
             view, decodes, queue, limit_tokens=self._set.max_batch_tokens - verified
         )
-        if grown is None or view.draft is None:
+        if grown is None:
             return [choice]
         of_chunk = view.slot[queue] == choice.slots[n:, None]
         prefills = queue[of_chunk.any(axis=0)]  # in the order of the choice
-        return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
+        return [self._speculating(view, decodes, prefills, choice, grown)]
 
     def _tree(self, view: View, requests: int) -> Tree | None:
         given, balanced = self._set, self._balanced(view.profile)
@@ -129,7 +128,6 @@ class AdaServe:
     def _speculating(
         self,
         view: View,
-        draft: Draft,
         decodes: Decoding,
         prefills: Rows,
         choice: Choice,
@@ -151,16 +149,7 @@ class AdaServe:
             return replace(choice, repeats=1)
         depth[verified <= 1] = 0
         width = np.full(n, grown.width, dtype=np.int32)
-        # the draft model made the unsure tokens itself
-        missing = has + 1 - np.minimum(view.draft_tokens[rows], has)
-        drafted_s = draft_s(
-            draft,
-            depth=depth[drafting],
-            width=width[drafting],
-            context=(has + unsure + 1)[drafting],
-            missing=missing[drafting],
-            together=view.longest_chain > 0,
-        )
+        drafted_s = draft_rows_s(view, rows, depth, width)
         total = min(grown.budget_tokens, int(verified.sum()))
         iteration_s = drafted_s + view.profile.batch_s(
             _pass(total, has, chunks, view.computed_tokens[prefills])

@@ -17,7 +17,7 @@ from shared.policy.seam import Bools, Choice, Drafts, Floats, Observation, Specu
 from shared.policy.slackline.bounds import LOOSE_S, MARGIN_S, WINDOWS, Decodes
 from shared.policy.slackline.iteration import filled, with_best_effort
 from shared.policy.slackline.prices import ONE, Prices
-from shared.policy.speculation import draft_s
+from shared.policy.speculation import draft_rows_s, lacking
 
 NEEDED = 2.0  # below so many times a pass of one decode a pace needs drafts
 SURE = 0.5  # of what is accepted on average counts where windows judge: luck lasts longer than ten
@@ -175,8 +175,7 @@ def drafting(
 
 def _unread(view: View, rows: Rows) -> Ints:
     """[rows] tokens of each context that the draft model must read before it drafts; 0: a few."""
-    computed = view.computed_tokens[rows]
-    missing: Ints = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
+    missing = lacking(view, rows)
     return np.where(missing > DEEPEST + 1, missing, 0)
 
 
@@ -220,7 +219,6 @@ def _choice(
     computed, unsure = view.computed_tokens[rows], view.unsure_tokens[rows]
     left = view.max_tokens[rows] - view.generated_tokens[rows] - unsure
     depth = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
-    missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
     # contexts are read the shortest first, those of the tight ones before others
     unread = _unread(view, rows)
     reads = np.count_nonzero(unread) > 0
@@ -237,14 +235,7 @@ def _choice(
     free_blocks = every.free_blocks - int(extra.sum())
     if free_blocks < len(every.rows) or not np.count_nonzero(drafts):
         return None
-    drafted_s = draft_s(
-        view.draft,
-        depth=depth[drafts],
-        width=np.ones_like(depth[drafts]),
-        context=has[drafts] + 1,
-        missing=missing[drafts],
-        together=view.longest_chain > 0,
-    )
+    drafted_s = draft_rows_s(view, rows, depth, np.ones_like(depth))
     verified = min(plan.drafts, int(depth.sum()))
     shape = _verifying(chunk.decodes_of(view, rows), verified)
     running = Decoding(rows, every.victims, free_blocks, shape)

@@ -122,10 +122,8 @@ def _sure_tokens(alpha: float) -> Floats:
         by_one = np.zeros(WINDOW_TOKENS + 1)  # probability of each number of tokens from one batch
         by_one[1 : length + 1] = alpha ** np.arange(length) * (1.0 - alpha)
         by_one[length] = alpha ** (length - 1)
-        short, batches = (
-            by_one[:WINDOW_TOKENS],
-            1,
-        )  # probability of fewer tokens than a window from `batches`
+        # probability of fewer tokens than a window from `batches`
+        short, batches = by_one[:WINDOW_TOKENS], 1
         while short.sum() > LATE_WINDOWS:
             short, batches = np.convolve(short, by_one)[:WINDOW_TOKENS], batches + 1
         made.append(WINDOW_TOKENS / batches)
@@ -237,22 +235,15 @@ def best_lengths(
             if max(tokens) > acc.longest:
                 continue
             found = Lengths(tuple(tokens), batch_s)
-            now_s = (
-                sum(owed * s for owed, s in zip(owed_s, tokens, strict=True) if s > 1)
-                if owed_s is not None
-                else 0.0
-            )
-            rate = (
-                prefill_tokens(profile, draft, found, counts, context_tokens, margin_s + now_s)
-                / batch_s
-            )
-            if rate > most:
-                best, most = found, rate
-    return (
-        best
-        if most >= 0
-        else fastest(profile, draft, tpot_s, counts, context_tokens, acc, margin_s)
-    )
+            taken_s = margin_s
+            if owed_s is not None:
+                taken_s += sum(owed * s for owed, s in zip(owed_s, tokens, strict=True) if s > 1)
+            prefills = prefill_tokens(profile, draft, found, counts, context_tokens, taken_s)
+            if prefills / batch_s > most:
+                best, most = found, prefills / batch_s
+    if most >= 0:
+        return best
+    return fastest(profile, draft, tpot_s, counts, context_tokens, acc, margin_s)
 
 
 def fastest(

@@ -22,7 +22,7 @@ from shared.policy.seam import Bools, Choice, Floats, Speculation, View
 from shared.policy.slos_serve.batch import CLOSE_S, Standing, filled
 from shared.policy.slos_serve.best_effort import make_room, queue_of
 from shared.policy.slos_serve.draft_length import WINDOW_TOKENS, Acc, Lengths, token_s
-from shared.policy.speculation import draft_s
+from shared.policy.speculation import draft_rows_s, lacking
 
 # Ours: the share of a batch's time in which the draft model may read.
 READING = 0.1
@@ -54,32 +54,22 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         _verified(drafting, standing.tpot_s[rows], drafting.tightened_s[rows]), least
     )
     tokens = np.minimum(tokens, np.maximum(left, 1)).astype(np.int32)
-    computed = view.computed_tokens[rows]
-    missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
     wait = _read_later(
-        missing.astype(np.float64) * token_s(view.draft.read_s),
+        lacking(view, rows).astype(np.float64) * token_s(view.draft.read_s),
         tokens > 1,
         READING * drafting.lengths.batch_s,
     )
     tokens[wait] = 1
     tightest_s = float(standing.tpot_s[rows[wait]].min(initial=np.inf))
     batch_s = min(drafting.lengths.batch_s, tightest_s)
-    has = computed + view.unsure_tokens[rows]
+    has = view.top_tokens[rows]
     extra = (has + tokens - 1) // view.block_tokens - has // view.block_tokens
     free_blocks = every.free_blocks - int(extra.sum())
     if free_blocks < len(rows) or tokens.max() == 1:
         return None
     depth: Ints = (tokens - 1).astype(np.int32)
-    drafts = depth > 0
     shape = chunk.decodes_of(view, rows).with_drafts(depth, has)
-    drafted_s = draft_s(
-        view.draft,
-        depth=depth[drafts],
-        width=np.ones_like(depth[drafts]),
-        context=has[drafts] + 1,
-        missing=missing[drafts],
-        together=view.longest_chain > 0,
-    )
+    drafted_s = draft_rows_s(view, rows, depth, np.ones_like(depth))
     running = Decoding(rows, every.victims, free_blocks, shape)
     choice = filled(view, every, running, standing, batch_s, drafted_s).choice
     count = len(choice.slots)

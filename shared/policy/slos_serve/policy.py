@@ -208,12 +208,10 @@ class SlosServe:
             return batches(view, standing)
         drafting = self._drafting(view, standing)
         choice = None if drafting is None else speculating(view, standing, drafting)
+        if choice is not None:
+            return [choice]
         # Contexts grow, and a TTLT's pace moves: the next iteration may be one to draft in.
-        return (
-            [choice]
-            if choice is not None
-            else [replace(plain, repeats=1) for plain in batches(view, standing)]
-        )
+        return [replace(plain, repeats=1) for plain in batches(view, standing)]
 
     def _drafting(self, view: View, standing: Standing) -> Drafting | None:
         """Lengths for the standard decodes: appendix D's while there is anything to prefill; None
@@ -243,14 +241,8 @@ class SlosServe:
             acc.made is acc.mean,
         )
         if self._solved is None or self._solved[0] != asked:
-            found = (
-                best_lengths(
-                    view.profile, view.draft, tiers, counts, context, acc, MARGIN_S, owed_s
-                )
-                if prefills
-                else fastest(view.profile, view.draft, tiers, counts, context, acc, MARGIN_S)
-            )
-            self._solved = asked, found
+            those = view.profile, view.draft, tiers, counts, context, acc, MARGIN_S
+            self._solved = asked, best_lengths(*those, owed_s) if prefills else fastest(*those)
         lengths = self._solved[1]
         if not lengths.drafts:
             return None

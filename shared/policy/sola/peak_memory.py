@@ -42,10 +42,6 @@ class PeakMemory:
             (np.maximum.accumulate((ends + left)[::-1])[::-1], (-np.inf,))
         )
 
-    @property
-    def peak_blocks(self) -> int:
-        return int(self._before[-1] // self._block_tokens)
-
     def with_one(self, has: Floats, left: Floats) -> Floats:
         """[candidates] the peak in blocks with each candidate, alone, in addition."""
         has = has + (self._block_tokens - 1)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from services.gateway.batches.file_store import CHUNK_BYTES, FileStore
+from services.gateway.batches.file_store import CHUNK_BYTES
 from services.gateway.http.guard import TENANT
 from shared.bus import objects
 from shared.bus.nats import NatsBus, connect
@@ -219,20 +219,6 @@ async def test_an_upload_and_a_list_read_the_entries_of_their_own_tenant_alone(
         assert {file["id"] for file in listed.json()["data"]} == {*ids}
         assert read <= 4  # none and one before the uploads, two in the list
         assert len((await http.get("/v1/files", headers={TENANT: "many"})).json()["data"]) == 8
-
-
-async def test_files_of_an_earlier_release_are_found_and_files_that_never_were_are_not(
-    nats_url: str,
-) -> None:
-    async with connect(nats_url, "test") as bus, site(nats_url) as at, at.http() as http:
-        ids = [(await post_as(http, "acme")).json()["id"] for _ in range(2)]
-        store = FileStore(bus.files)
-        infos = [await store.find("acme", file_id) for file_id in ids]
-        await bus.files.unindex(infos[0].name)  # as if it had been stored without
-        await bus.files.delete(infos[1])
-        await bus.files.index(infos[1])  # as if its upload had broken off
-        assert await store.reindex(await bus.files.all()) == {infos[1].name}
-        assert {file.id for file in await store.of_tenant("acme")} == {*ids}
 
 
 async def post_as(http: httpx.AsyncClient, tenant: str) -> httpx.Response:

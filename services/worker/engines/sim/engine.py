@@ -224,13 +224,9 @@ class SimEngine(KnowsFacts):
             len(contexts),
             sum(contexts),
         )
-        return (
-            shape.with_drafts(
-                np.array(verified, dtype=np.int32), np.array(contexts, dtype=np.int32)
-            )
-            if any(verified)
-            else shape
-        )
+        if not any(verified):
+            return shape
+        return shape.with_drafts(np.array(verified, np.int32), np.array(contexts, np.int32))
 
     def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
         """Advances by `kept` positions. A decode emits a token each, a prefill one at its end."""

@@ -78,6 +78,8 @@ class DraftModel:
         self._block_tokens = block_tokens
         self._prefix_caching = prefix_caching
         self._model = PagedModel(folder, device, dtype, lambda: kv_blocks * block_tokens)
+        # the longest text, with its drafts, that the model reads
+        self.context_tokens = self._model.context_tokens
         self._vocabulary = min(vocabulary, self._model.vocabulary)
         self._smaller = self._model.vocabulary < vocabulary
         self._blocks = paged.Blocks(self.kv_blocks, block_tokens)
@@ -86,11 +88,6 @@ class DraftModel:
     @property
     def free_blocks(self) -> int:
         return self._blocks.free
-
-    @property
-    def context_tokens(self) -> int:
-        """The longest text, with its drafts, that the model reads."""
-        return self._model.context_tokens
 
     @property
     def shared_blocks(self) -> int:
@@ -172,7 +169,7 @@ class DraftModel:
                 held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
         # the newest token is read again where its last tree was not verified
         held.filled = min(held.filled, known - 1)
-        depth = min(ask.depth, self._model.context_tokens - known)
+        depth = min(ask.depth, self.context_tokens - known)
         unknown = self._smaller and max(ask.tokens[held.filled :]) >= self._model.vocabulary
         if depth < 1 or unknown:
             return 0
