@@ -1,7 +1,7 @@
-"""The way of a client to a NATS server, and the options that say it.
+"""A client's access to a NATS server (address and key files), and the options that name it.
 
-`slackline up` notes the way of its operator in the user's own state folder while it runs. So the
-commands of the same user on the same machine find it, and need no key to be named.
+`slackline up` notes its operator's access in the user's own state folder while it runs. So commands
+of the same user on the same machine find the access, and need no key to be named.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The way to a NATS server: URL, a user's seed file, the authority's (either may be empty)."""
+    """Access to a NATS server: URL, a user's seed file, the authority's (either may be empty)."""
 
     url: str
     creds: str = ""
@@ -52,8 +52,8 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
 
 
 def access_of(args: argparse.Namespace) -> Access:
-    """The way that the options say, or that a running `slackline up` noted. Raises ConfigError for
-    files that are not there, or hold something else.
+    """The access that the options name, or that a running `slackline up` noted. Raises ConfigError
+    for files that are not there, or hold something else.
     """
     if args.creds or args.tls_ca:
         _check(args.creds, args.tls_ca)
@@ -80,7 +80,7 @@ def _check(creds: str, tls_ca: str) -> None:
 
 @contextlib.contextmanager
 def noted(access: Access) -> Iterator[None]:
-    """Notes the way to our server while the context lasts, if the folder can be written."""
+    """Notes the access to our server while the context lasts, if the folder can be written."""
     file = _note(access.url)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,13 +106,13 @@ def running() -> list[str]:
 
 
 def _usual_url() -> str:
-    """That of the running `slackline up` of this user, if it is one alone."""
+    """The URL of this user's running `slackline up`, if there is exactly one."""
     urls = running()
     return urls[0] if len(urls) == 1 else DEFAULT_URL
 
 
 def _noted(url: str) -> Access | None:
-    """The way that a running `slackline up` of this user noted."""
+    """The access that a running `slackline up` of this user noted; None: there is none."""
     try:
         file = _note(url) if urlsplit(url).hostname in LOOPBACK else None
     except ValueError:
@@ -122,7 +122,7 @@ def _noted(url: str) -> Access | None:
 
 
 def _read(note: Path) -> Access | None:
-    """None where its `slackline up` has ended."""
+    """The access in a note; None if the `slackline up` that wrote it has ended."""
     try:
         told = json.loads(note.read_text())
         os.kill(told["pid"], 0)  # one that was killed left its note

@@ -1,4 +1,4 @@
-"""Generated Markdown: tables, and lines of 100 columns."""
+"""Writes generated Markdown: tables, and lines of 100 columns."""
 
 import re
 import textwrap
@@ -22,7 +22,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrap(markdown: str) -> str:
-    """The same Markdown with its paragraphs and lists in lines of COLUMNS.
+    """The Markdown with its paragraphs and lists in lines of COLUMNS.
 
     Headings, tables, pictures, quotations, front matter and code stay as they are. No line breaks
     inside `code`.

@@ -1,4 +1,4 @@
-"""Tables, and lines beside them, that fit the terminal. The first column says what a row is about,
+"""Fits tables, and lines beside them, to the terminal. The first column says what a row is about,
 so it is always whole; the others break between words, and never between a number and its unit.
 Where even that is too wide, each row becomes a paragraph.
 """
@@ -22,19 +22,19 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def with_columns(table: Table, heads: str) -> Table:
-    """The table with these columns, separated by `|`; those behind `>` are set to the right."""
+    """The table with the columns `heads`, separated by `|`; those behind `>` are right-aligned."""
     for head in heads.split("|"):
         table.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
     return table
 
 
 def print_line(console: Console, line: str | Text) -> None:
-    """The line, in several where it is too long. A plain text has no markup."""
+    """Print a line, in several where it is too long. A plain text has no markup."""
     console.print(_broken(line if isinstance(line, Text) else Text(line), console.width))
 
 
 def fitted(table: Table, width: int) -> Table:
-    """The table at most so many characters wide."""
+    """The table, at most `width` characters wide."""
     texts = [[_plain(cell) for cell in (c.header, *c.cells)] for c in table.columns]
     least = [
         _longest(BREAK.split(line) for text in cells for line in text.splitlines())
@@ -88,7 +88,7 @@ def _one_line(cell: object) -> str:
 
 
 def _broken(cell: object, width: int) -> Text:
-    """The same in lines of at most `width`, unless a piece is longer."""
+    """The cell in lines of at most `width`, unless a piece is longer."""
     text = _text(cell).copy()
     text.plain = "\n".join(_lines(line, width) for line in text.plain.split("\n"))
     return text
@@ -107,7 +107,7 @@ def _lines(line: str, width: int) -> str:
 
 
 def _paragraphs(table: Table, width: int) -> Table:
-    """The same, a paragraph for each row: the first cell, then each other one with its header."""
+    """The table as a paragraph for each row: the first cell, then the others with their headers."""
     out = Table(title=table.title, title_justify="left", box=None, show_header=False)
     out.add_column(overflow="fold")
     headers = [_one_line(column.header) for column in table.columns]

@@ -1,4 +1,4 @@
-"""The advice on a trace: replicas of which GPU, whether a draft pays, which requests suffer."""
+"""Advises on a trace: how many replicas of which GPU, if a draft pays, which requests suffer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -111,8 +111,8 @@ def _fleets(
     jobs: int,
     show: Callable[[str], None],
 ) -> list[Fleet]:
-    """[trials] the fewest replicas of each. `violations`: by profile. With a draft model the search
-    begins at the number that is enough without one.
+    """[trials] the fleet with the fewest replicas for each trial. `violations`: by profile. With a
+    draft model the search begins at the number that is enough without one.
     """
     searches: dict[int, Search] = {}
     runs: list[tuple[int, Probe]] = []  # along the tasks

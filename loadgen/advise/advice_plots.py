@@ -1,4 +1,4 @@
-"""Plots of an advice, as SVG: the SLOs that are met over the number of GPUs, and the load and the
+"""Plots an advice, as SVG: the SLOs that are met over the number of GPUs, and the load and the
 violated requests over time.
 """
 

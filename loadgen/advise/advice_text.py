@@ -1,4 +1,4 @@
-"""An advice, as it is printed."""
+"""Writes an advice as the text that `slackline advise` prints."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""The minutes in which requests suffer."""
+"""Counts, for `slackline advise`, the violated requests of each minute."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ BUSY = 0.1  # of the minutes
 
 
 class Minutes(Struct, frozen=True, kw_only=True):
-    """Requests by the minute of their arrival. `busy_share` is the share of the violated ones that
-    came in the busiest tenth of the minutes, by prompt tokens.
+    """Requests by the minute of their arrival. `busy_share` is the share of the violated requests
+    that came in the busiest tenth of the minutes, by prompt tokens.
     """
 
     offered: list[int]

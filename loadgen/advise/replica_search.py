@@ -1,4 +1,4 @@
-"""The fewest replicas of a kind that keep enough SLOs."""
+"""Searches for the fewest replicas of one kind that meet enough SLOs."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ class Served(NamedTuple):
 
 
 def serve(trial: Trial, window: Window, replicas: int, *, keep_times: bool = False) -> Served:
-    """This window on so many replicas. Figures of TBT come only with `keep_times`."""
+    """Serve this window with `replicas`. Figures of TBT come only with `keep_times`."""
     deployment = dataclasses.replace(trial.deployment, replicas=replicas)
     one = replace(trial, deployment=deployment, duration_s=window.seconds)
     result = one.serve(window.requests, keep_times=keep_times)
@@ -60,26 +60,26 @@ def serve(trial: Trial, window: Window, replicas: int, *, keep_times: bool = Fal
 
 
 class Probe(NamedTuple):
-    """One run of a search: so many replicas serve a share of the window."""
+    """One run of a search: some number of replicas serves a share of the window."""
 
     replicas: int
     share: float = 1.0
 
 
 def probed(trial: Trial, window: Window, probe: Probe) -> float:
-    """The fraction of the requests whose SLO is met."""
+    """Make a run of a search. Returns the fraction of its requests whose SLO is met."""
     served = window if probe.share == 1.0 else thinned(window, probe.share)
     return 1.0 - serve(trial, served, probe.replicas).figures.violated_fraction
 
 
 class Search:
     """The search for the fewest replicas of one kind with which at most the fraction `violations`
-    of the window miss their SLO, and that keep up with the mean load: what may wait must be done
-    some time. Where the load is heavy, a few replicas serve a share of it, and the number is in
-    proportion.
+    of the window miss their SLO, and that keep up with the mean load: work that may wait must be
+    done some time. Where the load is heavy, a few replicas serve a share of it, and the number is
+    in proportion.
 
-    The caller makes the runs: those of one step at once, if it likes. Which ones are made depends
-    on their results alone.
+    The caller makes the runs, those of one step at once if it likes. Which runs are made depends
+    only on their results.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Search:
         return fresh
 
     def ended(self, probe: Probe, fraction: float) -> None:
-        """This run met so much."""
+        """A run has ended: `fraction` of its requests met their SLO."""
         self._tried[probe] = fraction
         well = enough({probe.replicas: fraction}, self._violations)[probe.replicas]
         replicas = probe.replicas
@@ -171,8 +171,8 @@ def enough(met: Mapping[int, float], violations: float) -> dict[int, bool]:
 
 
 def next_share(known: Mapping[float, bool], first: float) -> float | None:
-    """The share of the load to try next, given which were little enough; None when the largest is
-    found, to a step, or the number of replicas would be out of range.
+    """The share of the load to try next, given which shares passed; None when the largest is found,
+    to a step, or the number of replicas would be out of range.
     """
     little = max((share for share, passed in known.items() if passed), default=None)
     much = min((share for share, passed in known.items() if not passed), default=None)
@@ -186,8 +186,8 @@ def next_share(known: Mapping[float, bool], first: float) -> float | None:
 
 
 def next_count(known: Mapping[int, bool], first: int) -> int | None:
-    """The number of replicas to try next, given which were enough; None when the fewest is found,
-    or where more make no difference. More replicas are taken to be no worse.
+    """The number of replicas to try next, given which numbers were enough; None when the fewest is
+    found, or where more make no difference. More replicas are taken to be no worse.
     """
     if not known:
         return min(first, MOST_REPLICAS)

@@ -1,4 +1,4 @@
-"""The busiest window of a plan: it decides how many replicas the plan needs."""
+"""Finds the busiest window of a plan, which decides how many replicas the plan needs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from shared.policy.slackline.prices import prices_of
 
 
 class Window(NamedTuple):
-    """Requests that arrive one after another, and when they do in the whole plan."""
+    """Successive requests of a plan, and the part of its time in which they arrive."""
 
     requests: Sequence[PlannedRequest]  # the first arrives at 0 s
     from_s: float
@@ -19,7 +19,7 @@ class Window(NamedTuple):
 
 
 def work_s(requests: Sequence[PlannedRequest], profile: Profile) -> list[float]:
-    """[requests] the seconds of a GPU that each takes in full batches."""
+    """[requests] the seconds of a GPU that each request takes in full batches."""
     prices = prices_of(profile)
     prompts = np.array([request.prompt_tokens for request in requests], dtype=np.float64)
     outputs = np.array([request.output_tokens for request in requests], dtype=np.float64)
@@ -32,7 +32,7 @@ def work_s(requests: Sequence[PlannedRequest], profile: Profile) -> list[float]:
 def busiest(
     requests: Sequence[PlannedRequest], duration_s: float, profile: Profile, seconds: float
 ) -> Window:
-    """The so many seconds of the plan with the most work; the whole plan if it is no longer.
+    """The `seconds` of the plan with the most work; the whole plan if it is no longer.
     `duration_s`: of the arrivals of the whole plan.
     """
     if duration_s <= seconds:
@@ -48,7 +48,7 @@ def busiest(
 def busiest_of(
     requests: Sequence[PlannedRequest], duration_s: float, profile: Profile, most: int
 ) -> Window:
-    """The busiest window of at most so many requests."""
+    """The busiest window of at most `most` requests."""
     seconds = duration_s * most / len(requests)
     window = busiest(requests, duration_s, profile, seconds)
     while len(window.requests) > most:
@@ -58,7 +58,7 @@ def busiest_of(
 
 
 def thinned(window: Window, share: float) -> Window:
-    """Evenly chosen requests: this share of them, 0 to 1."""
+    """The window with a share (0 to 1) of its requests, evenly chosen."""
     kept = [
         request
         for n, request in enumerate(window.requests)

@@ -97,7 +97,7 @@ def table(report: BenchReport) -> Table:
 
 
 def make_room(path: Path) -> None:
-    """Makes a report's folder before all. Raises ConfigError if it could not be written."""
+    """Makes a report's folder before the bench. ConfigError: the report could not be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

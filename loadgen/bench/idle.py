@@ -1,4 +1,4 @@
-"""One request at a time through an idle fleet: the time to `accepted` and to the first delta."""
+"""Times one request after another in an idle fleet: until `accepted`, until the first delta."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Observation of a live fleet: timestamps of a client's events and of plans and acks on the bus."""
+"""Observes a live fleet: timestamps of a client's events and of plans and acks on the bus."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -40,7 +40,7 @@ class Iteration(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A delta: its offset, when it was received, and how long after its iteration's end."""
+    """A delta: its offset, its receipt, and how long after the end of its iteration that was."""
 
     offset: int
     received_unix_s: float
@@ -80,7 +80,7 @@ class Observer:
         ]
 
     def _generated_unix_s(self) -> dict[tuple[RequestKey, int], float]:
-        """[request, tokens before] The end of the iteration that generated the next tokens."""
+        """[request, tokens before]: the end of the iteration that generated the next tokens."""
         generated: dict[tuple[RequestKey, int], float] = {}
         for iterations in self.iterations.values():
             at: dict[int, tuple[RequestKey, int]] = {}  # [slot] request, tokens before

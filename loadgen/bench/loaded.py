@@ -1,4 +1,4 @@
-"""Two replicas under a steady load, in iterations of 20 ms: idle engines, lateness, CPU, memory."""
+"""Measures two replicas under a steady load: idle engines, lateness, CPU, memory."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -107,7 +107,7 @@ def _by_process(fleet: Fleet, of: Callable[[int], Number | None]) -> dict[str, N
 
 
 def _engines(window: Sequence[Sequence[Iteration]]) -> list[Figure]:
-    """The engines' figures. Each one's iterations follow without a break."""
+    """The engines' figures. The iterations of each engine follow one another without a break."""
     pairs = [(before.ack, now.ack) for iterations in window for before, now in pairwise(iterations)]
     took = [now.ended_unix_s - before.ended_unix_s for before, now in pairs]
     overhead = [length_s - now.exec_s for length_s, (_, now) in zip(took, pairs, strict=True)]

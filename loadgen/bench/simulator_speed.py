@@ -1,4 +1,4 @@
-"""The speed and memory of the simulator.
+"""Measures the speed and memory of the simulator.
 
 The load is the one on which Vidur (microsoft/vidur) was timed: conversations at 4 requests a
 second, one A100, chunks of 512.
@@ -42,7 +42,7 @@ def measure(requests: int, seed: int) -> list[Figure]:
 
 
 def _run(requests: int, seed: int) -> tuple[dict[str, float], float]:
-    """The requests of a second of wall clock by policy, and the bytes of this process."""
+    """The requests simulated per second of wall clock, by policy; and this process's bytes."""
     arrivals = draw_arrivals(Gaps(), RATE_RPS, requests / RATE_RPS, seed, ((1.0, 1.0),))
     lengths = named_workload("azure-conv", CONTEXT_TOKENS)
     plan = plan_requests(arrivals, lengths, QOSERVE_3, seed)

@@ -47,7 +47,7 @@ def offer(
 
 
 def decoding(slot: int, offered: Offer, generated: int) -> ResyncEntry:
-    """A request that decodes, with so many tokens generated."""
+    """A request that decodes, with `generated` tokens so far."""
     return ResyncEntry(
         slot=slot,
         offer=offered,
@@ -57,8 +57,8 @@ def decoding(slot: int, offered: Offer, generated: int) -> ResyncEntry:
 
 
 class StandInWorker:
-    """The requests of one replica, and the plans that it has not run yet. It runs each plan as it
-    was sent, in the time that the plan predicts.
+    """The requests of one replica, and the plans not run yet. The worker runs each plan as it was
+    sent, in the time that the plan predicts.
 
     Whenever more than `most_decodes` requests decode, the worker stops the oldest of them. The
     planner cannot foresee these stops, so it must reconcile the acks.
@@ -78,7 +78,7 @@ class StandInWorker:
         return sum(left > 0 for left in self._left.values())
 
     def hold(self, slot: int, left_tokens: int) -> None:
-        """Takes a request in; 0 tokens left: it decodes already."""
+        """Takes a request in; 0 tokens left: the request decodes already."""
         self._left[slot] = left_tokens
 
     def receive(self, plan: BatchPlan) -> None:

@@ -1,5 +1,5 @@
-"""The charge of a request for its work, in seconds of a replica, such that no iteration collects
-more than it takes (docs/bound.md, 3).
+"""Computes the charge of a request for its work, in seconds of a replica, such that no iteration
+collects more seconds than it takes (docs/bound.md, 3).
 
 An iteration collects `iteration_s` from the requests that get a token in it, and every chunk and
 every decode pays for itself besides.
@@ -66,11 +66,11 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
 
 
 def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
-    """The part of base_s - iteration_s that a piece of work of so many tokens pays: at most its
-    part of a positive difference, at least its part of a negative one.
+    """The part of base_s - iteration_s that a piece of work of `tokens` pays: at most its part of a
+    positive difference, at least its part of a negative one.
 
-    Under a curve, it pays its tokens' part of the curve less iteration_s, in the batch of at least
-    so many tokens in which that part is least.
+    Under a curve, the piece pays its tokens' part of the curve less iteration_s, in the batch of at
+    least `tokens` in which that part is least.
     """
     if stratum.curve_s:
         curve_s = np.array(stratum.curve_s)

@@ -1,4 +1,4 @@
-"""An instance as the bound sees it: requests' work, the time for it, and its charges."""
+"""An instance as the bound sees it: requests' work, the time for that work, and its charges."""
 
 from collections.abc import Sequence
 
@@ -51,8 +51,8 @@ class Instance:
         return charges(self._strata, iteration_s, self._longest)
 
     def _least_prompt_s(self) -> Floats:
-        """[tokens] the least time of the iterations that compute a prompt of so many tokens. Where
-        no request is credited anything, a charge is a part of its own iterations' time.
+        """[tokens] the least time of the iterations that compute a prompt of that length. Where no
+        request is credited anything, a charge is a part of its own iterations' time.
         """
         least = self._charges(self.iteration_range_s[0])
         return np.zeros(self._longest + 1) if least.credit_s.any() else least.prompt_s

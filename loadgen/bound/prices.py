@@ -1,7 +1,7 @@
-"""The prices of time: a search for the least bound over the price of a replica second in each cell.
+"""Searches for the prices of time (of a replica second in each cell) that give the least bound.
 
-Any prices give a bound (docs/bound.md, 5); the search only makes it tight. It descends a smoothed
-dual, and judges by the true one.
+Any prices give a bound (docs/bound.md, 5); the search only makes it tight. The search descends a
+smoothed dual, and judges by the true one.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Market:
     """The replicas' seconds per cell, and the work that requests buy: their prompts, and their
     steps in any one of the given ways.
 
-    `credit_s` are the seconds that they may get back, at the dearest price.
+    `credit_s` are the seconds that requests may get back, at the dearest price.
     """
 
     capacity_s: Floats

@@ -1,4 +1,4 @@
-"""The bounds of an instance: `alone`, `work`, `memory`, `pace`. docs/bound.md explains them."""
+"""Computes the bounds of an instance: `alone`, `work`, `memory`, `pace` (docs/bound.md)."""
 
 import numpy as np
 

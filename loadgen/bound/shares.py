@@ -1,5 +1,5 @@
-"""The division of iteration time among requests: at every instant, the requests that may be
-decoding divide the seconds that each iteration collects (docs/bound.md, 4).
+"""Divides iteration time among requests: at every instant, the requests that may be decoding divide
+the seconds that each iteration collects (docs/bound.md, 4).
 
 A share never grows with time, so that a step is cheapest at its deadline, and the shares of one
 instant sum to at most 1.
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Cells = NDArray[np.int64]
 BLOCK = 1024  # payers worked on at once, which bounds the memory
 CELLS = 16_384  # at most, of the time in which any request has a share
-WINDOW_CELLS = 256  # the longest window is cut into about so many
+WINDOW_CELLS = 256  # about the number of cells of the longest window
 # of the pace asked for: each round gives the rest to more of the requests
 POWERS = (8.0, 4.0, 2.0, 1.0, 0.0)
 QUICK = 0.97  # the quantile of the paces asked for that serves as the unit

@@ -1,5 +1,5 @@
-"""Sums over windows of time, and least values within them, for many windows at once. Time is cut
-into cells; both ends of a window are inclusive.
+"""Computes sums and least values over many windows of time at once. Time is cut into cells; both
+ends of a window are inclusive.
 """
 
 import numpy as np

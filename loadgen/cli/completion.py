@@ -70,7 +70,7 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _names_or_file(names: list[str]) -> dict[str, str | dict[str, str]]:
-    """The way of each shell; zsh and fish offer the names only."""
+    """The way each shell completes a name or a file; zsh and fish offer only the names."""
     words = " ".join(names)
     function = f"_slackline_{names[0]}_or_file".replace("-", "_")
     body = f'{function}() {{\n  compgen -W "{words}" -- $1\n  compgen -f -- $1\n}}'

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(path: str, as_json: bool) -> int:
-    """1 where a service would not start."""
+    """Print the configuration's faults. Returns 1 if a service would not start, else 0."""
     with reading(f"{path} cannot be read"):
         text = text_of(path) if path else ""
     file = ask_services({f"{PREFIX}CONFIG": str(Path(path).resolve()) if path else ""})
@@ -118,7 +118,7 @@ def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
 
 
 def _markdown(file: File) -> Iterator[str]:
-    """A list of what all services share, one of each section, and those of tiers and tenants."""
+    """Lists of settings: shared by all services, of each section, of tiers and of tenants."""
     yield from _list("At the top of the file, for all services", _fleet(file))
     for section in file.sections:
         rows = {

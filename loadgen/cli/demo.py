@@ -143,7 +143,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
 
 
 def _scaled_to(profile: Profile, rush: Rush) -> Rush:
-    """The same rush for torch engines, at LOAD times their capacity by `profile`."""
+    """The rush for torch engines, at LOAD times their capacity by `profile`."""
     replicas = min(2, torch_replicas())
     fleet = dataclasses.replace(rush.fleet, engine="torch", profile="", pace=1.0, replicas=replicas)
     torch = replace(rush, fleet=fleet, duration_s=DURATION_S, wait_s=90.0)

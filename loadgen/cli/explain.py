@@ -1,4 +1,4 @@
-"""`slackline explain`: says why a request was late, with the share of each cause and its steps."""
+"""`slackline explain`: says why a request was late: the share of each cause, and its steps."""
 
 import argparse
 import asyncio
@@ -74,8 +74,8 @@ def meant(name: str, tenant: str | None, *, operator: bool) -> tuple[str, list[s
     """The tenant of a request, and the ids that it may have, the likeliest first.
 
     `name`: what a user has at hand: an id, TENANT.ID of logs and tables, or the id of an answer.
-    `tenant`: the one that the user asks as; None: TENANT for the operator, else the default one.
-    Raises ConfigError where TENANT is another one, and for what can be no id.
+    `tenant`: the tenant as whom the user asks; None: TENANT for the operator, else the default one.
+    Raises ConfigError if TENANT is another tenant, or `name` holds no valid id.
     """
     before, dot, request_id = name.rpartition(".")
     own = tenant

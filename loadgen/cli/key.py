@@ -1,4 +1,4 @@
-"""`slackline key`: makes an HTTP key of a tenant. It is printed once; the file has its hash."""
+"""`slackline key`: makes a tenant's HTTP key. The key is printed once; a file keeps its hash."""
 
 import argparse
 import sys

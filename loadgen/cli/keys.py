@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def names(option: str, text: str) -> list[str]:
-    """The ids in a list with commas. Raises ConfigError."""
+    """The ids in a list with commas. Raises ConfigError for an invalid one."""
     found = [name for name in text.split(",") if name]
     for name in found:
         check_id(f"{option} {name}", name)

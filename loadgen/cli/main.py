@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM ends a command as Ctrl-C does, so that what it writes is whole."""
+    """SIGTERM ends a command as Ctrl-C does, so that the files it writes are whole."""
     signal.raise_signal(signal.SIGINT)
 
 

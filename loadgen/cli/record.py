@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Recording:
-    """The requests that come from its beginning on, as rows of a trace once they ended."""
+    """The requests that arrive after the recording began, as rows of a trace once they ended."""
 
     def __init__(self, duration_s: float) -> None:
         self._duration_s, self._began_unix_s = duration_s, math.inf
@@ -72,7 +72,7 @@ class Recording:
 
     @contextmanager
     def begun(self, path: Path, now_unix_s: float) -> Iterator[Callable[[], None]]:
-        """A function that writes to this file what was heard since. May raise ConfigError."""
+        """Yields a function that writes new rows to this file, and may raise ConfigError."""
 
         def write() -> None:
             rows.writerows(self._rows)

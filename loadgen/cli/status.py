@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 while the fleet takes requests, else 1."""
+    """Prints the status. Returns 0 while the fleet takes requests, else 1."""
     if not 0 < args.listen <= 3600:
         raise ConfigError("--listen must be above 0, and at most an hour")
     picture, silent = asyncio.run(_look(args))

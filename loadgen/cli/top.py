@@ -1,4 +1,4 @@
-"""`slackline top`: a fleet at work, in a terminal, until Ctrl-C or q."""
+"""`slackline top`: shows a fleet at work, in a terminal, until Ctrl-C or q."""
 
 import argparse
 import asyncio
@@ -85,7 +85,7 @@ def screen(picture: Picture, console: Console) -> Group:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int]:
-    """The terminal, telling each key at once, and restored at the end."""
+    """The terminal as a file descriptor, with each key readable at once; restored at the end."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _metrics_port(requested: int | None) -> int:
-    """0: any free port. Raises ConfigError for a port that is none."""
+    """The port to ask for; 0: any free one. Raises ConfigError for an invalid number."""
     text = os.environ.get(METRICS_PORT, "0") if requested is None else str(requested)
     if not text.isdecimal() or int(text) > 65535:
         option = METRICS_PORT if requested is None else "--metrics-port"
@@ -162,7 +162,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
 
 
 def _check_model(option: str, folder: Path, more: Sequence[str] = ()) -> None:
-    """Raises ConfigError for a folder without the files that every model has, and these."""
+    """Raises ConfigError for a folder without the files that every model has, and `more`."""
     for name in ("config.json", *more):
         if not (folder / name).is_file():
             raise ConfigError(f"{option} {folder}: there is no {name} in it, so it is no model")
@@ -204,7 +204,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _port(option: str, requested: int | None, default: int) -> int:
-    """0: any free port. Raises ConfigError for a port that is none, or not free."""
+    """The port to ask for; 0: any free one. ConfigError: the number is invalid, or not free."""
     if requested is None:
         return default if is_free(default) else 0
     if not 0 <= requested <= 65535:
@@ -280,7 +280,7 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
 
 
 async def _tell_awaited(fleet: Fleet) -> None:
-    """Say what a start waits for, whenever that has changed and takes a while."""
+    """Say which processes a start waits for, whenever they change and take a while."""
     told: list[str] = []
     while True:
         await asyncio.sleep(AWAITED_S)

@@ -1,4 +1,4 @@
-"""Prompts of a given length made of real text: the language reference that comes with Python."""
+"""Makes prompts of a given length from real text: the language reference that Python ships."""
 
 from pydoc_data.topics import topics
 from random import Random

@@ -1,4 +1,4 @@
-"""The second part of the demonstration: fleets serve the same rush of requests, a policy each."""
+"""The second part of the demonstration: two fleets serve one rush, each under its own policy."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ STEADY_DECODES = 32  # in an iteration at capacity, beside a chunk of prefill
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """The requests that are offered, and the fleet that serves them, whatever its policy."""
+    """The load that is offered, and the fleet that serves it under any policy."""
 
     fleet: FleetSpec
     rate: float  # requests/s, the mean over the bursts
@@ -56,7 +56,7 @@ class Rush(Struct, frozen=True, kw_only=True):
 
 
 def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> float:
-    """The number of such requests per second that one replica can serve.
+    """The number of requests like these that one replica can serve per second.
 
     At that rate every iteration has STEADY_DECODES decodes and as large a chunk of prefill as
     replaces the requests that end.

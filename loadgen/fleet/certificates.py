@@ -1,4 +1,4 @@
-"""TLS material of one NATS server: an authority of its own, and the certificate that it signs."""
+"""Makes the TLS material of one NATS server: its own authority, and a certificate signed by it."""
 
 import datetime as dt
 import ipaddress

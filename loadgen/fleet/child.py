@@ -1,4 +1,4 @@
-"""One process of a fleet: started again when it dies, stopped by a signal, its output in a file."""
+"""Runs one process of a fleet: starts it again when it dies, and keeps its output in a file."""
 
 import asyncio
 import json
@@ -53,8 +53,8 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Start it, and start it again when it ends, until cancelled. Once patient it never gives
-        up: a full disk or a lost broker comes back. Raises ChildError for a death before that.
+        """Start the process, and again when it ends, until cancelled. Once `patient`, this never
+        gives up: a full disk or a lost broker comes back. ChildError: it died before that.
         """
         loop = asyncio.get_running_loop()
         short_lives = 0
@@ -88,7 +88,7 @@ class Child:
         self.send(signal.SIGKILL)
 
     async def stop(self, within_s: float) -> None:
-        """SIGTERM, and SIGKILL if it has not ended `within_s`. It stays down until `start`."""
+        """Send SIGTERM, and SIGKILL if it has not ended `within_s`. It stays down until `start`."""
         self._wanted, self._stopping = False, True
         self._wake.set()
         self.send(signal.SIGTERM)
@@ -108,12 +108,12 @@ class Child:
         self.start()
 
     def abandon(self) -> None:
-        """Kill it with SIGKILL. It stays down."""
+        """Kill the process with SIGKILL. It stays down."""
         self._wanted, self._stopping = False, True
         self.send(signal.SIGKILL)
 
     def output(self) -> str:
-        """All that it has logged, over all its lives."""
+        """All that the process has logged, over all its lives."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
@@ -121,7 +121,7 @@ class Child:
             return log.read().decode(errors="replace")
 
     def fresh_lines(self) -> list[str]:
-        """The whole lines that it has logged since the last call, or since its first start."""
+        """The whole lines logged since the last call, or since the process's first start."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:
@@ -131,8 +131,8 @@ class Child:
         return whole.decode(errors="replace").splitlines()
 
     def reason(self) -> str:
-        """The line of its log that says why it ended: the last that is no line of ours, such as a
-        traceback's last or the words of an exit; else the last error; else the last lines.
+        """The line of the log that says why the process ended: the last line that is not ours, such
+        as a traceback's last or the words of an exit; else the last error; else the last lines.
         """
         errors = list[str]()
         for line in reversed(self.output().splitlines()):
@@ -147,14 +147,14 @@ class Child:
         return errors[0] if errors else f"\n{self.tail()}"
 
     def tail(self) -> str:
-        """The last lines of its log."""
+        """The last lines of the process's log."""
         return (
             "\n".join(f"  {line[:400]}" for line in self.output().splitlines()[-TAIL_LINES:])
             or "  (nothing)"
         )
 
     async def _live(self) -> int:
-        """Run it from a start to an end. Returns the exit status."""
+        """Run the process from a start to an end. Returns the exit status."""
         self._stopping = self._killed = False
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

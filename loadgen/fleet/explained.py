@@ -1,4 +1,4 @@
-"""A configuration file line by line: what each line sets, what that means, and when it counts."""
+"""Explains a configuration file: what each line sets, what that means, and when it counts."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def explain(text: str, schema: dict[str, Any]) -> Iterator[Explained]:
 
 
 def line_of(key: str, lines: Sequence[Explained]) -> int | None:
-    """The line that sets a key, or the first one below it, or the one that sets what it is in."""
+    """The line that sets a key; else the first that sets a key below it; else its table's line."""
     while key:
         for one in lines:
             if f"{one.key}.".startswith(f"{key}."):

@@ -1,4 +1,4 @@
-"""A whole fleet on this machine: a nats-server of its own and every service as a process, kept
+"""Runs a whole fleet on this machine: a nats-server of its own and every service as a process, kept
 alive until the context is left.
 
 async with Fleet(FleetSpec(replicas=2, pace=0.2)) as fleet:
@@ -149,7 +149,7 @@ class Fleet:
         return self._children[name]
 
     def access(self, user: User = OPERATOR) -> Access:
-        """The way of a user to the NATS server."""
+        """The access of a user to the NATS server."""
         if self.keys is None:
             return Access(self.url)
         return Access(self.url, str(self.keys.creds(user)), str(self.keys.tls_ca(user)))
@@ -338,7 +338,7 @@ class Fleet:
         self._keep(child.keep(), f"fleet.{name}")
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do `work` as long as the fleet lives; its failure is the fleet's."""
+        """Do `work` as long as the fleet lives; if `work` fails, the fleet fails."""
         keeper = asyncio.create_task(work, name=name)
         self._keepers.add(keeper)
         keeper.add_done_callback(self._kept)
@@ -466,7 +466,7 @@ def _address(log: str) -> str | None:
 
 
 async def _unready(http: httpx.AsyncClient, address: str) -> str:
-    """Why the gateway is not ready, in its words; empty once it is."""
+    """Why the gateway is not ready, in its own words; empty once the gateway is ready."""
     try:
         answer = await http.get(f"{address}/ready")
     except httpx.HTTPError as error:

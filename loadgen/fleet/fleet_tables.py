@@ -19,7 +19,7 @@ GOOD, BAD = 0.99, 0.9  # of requests that met their SLO: green from, red below
 
 
 def headline(picture: Picture) -> str:
-    """The fleet in one line."""
+    """The fleet's state in one line."""
     live = [r for r in picture.replicas if r.heard_s <= FRESH_S]
     models = ", ".join(sorted({r.model for r in live})) or "no model"
     pool = f", {picture.pool_requests} in the best-effort pool" if picture.pool_requests else ""
@@ -31,7 +31,7 @@ def headline(picture: Picture) -> str:
 
 
 def tier_table(picture: Picture) -> Table:
-    """Attainment over the window; p50 and p99 of each latency, and below what is owed."""
+    """Attainment over the window; p50 and p99 of each latency, and below them its bound."""
     latencies = ">TTFT p50 / p99|>TBT p50 / p99|>TTLT p50 / p99"
     out = _table(f"tier|>SLO met|{latencies}|missed by")
     for tier in picture.tiers:
@@ -63,8 +63,8 @@ def replica_table(picture: Picture) -> Table:
 
 
 def strip_table(picture: Picture) -> Table:
-    """Each replica with its last iterations: a block for each, as high as it was long, and how
-    their time compares with the predicted one.
+    """Each replica with its last iterations: a block for each, as high as the iteration was long,
+    and how their time compares with the predicted one.
     """
     out = _table("replica|>KV|>decode|>wait|>best|>tok/s|>ran/plan|>idle|last iterations")
     for replica in picture.replicas:
@@ -143,7 +143,7 @@ def _short(name: str, most: int) -> str:
 
 
 def _strip(recent: Sequence[Iteration]) -> Text:
-    """A block for each iteration, as high as it was long; with prefill in yellow."""
+    """A block for each iteration, as high as it was long; yellow if it had prefill."""
     longest = max((i.exec_s for i in recent), default=0.0)
     out = Text(" " * (STRIP - len(recent)))
     for iteration in recent:

@@ -1,4 +1,4 @@
-"""The GPUs and cores of this machine, and which worker has which."""
+"""Finds the GPUs and cores of this machine, and gives each worker its GPUs."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def share_of(
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all that the machine has."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu and gpu != "-1"]  # -1: none
@@ -47,5 +47,5 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """One for each GPU. Without any, as many as half of the machine carries, at most two."""
+    """The number of torch workers: one for each GPU; without GPUs 1, or 2 from four cores on."""
     return len(visible_gpus(os.environ)) or max(1, min(2, cores() // 2))

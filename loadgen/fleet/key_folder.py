@@ -64,8 +64,8 @@ class Keys:
             raise ConfigError(f"{file} cannot be read: {error}") from error
 
     def add(self, users: Iterable[User], hosts: Sequence[str] = HOSTS) -> list[User]:
-        """Make keys for those of the users, and of the services, that have none; return these. Keys
-        that are there stay. Raises ConfigError.
+        """Make keys for the users and the services that have none. Returns the users with new keys.
+        Keys that are there stay. Raises ConfigError.
         """
         try:
             return self._add([*SERVICES, *users], hosts)

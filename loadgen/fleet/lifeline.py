@@ -1,4 +1,4 @@
-"""Child processes that do not outlive this one, even when it is killed with SIGKILL."""
+"""Binds child processes to this one: they end with it, even when it is killed with SIGKILL."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""The metrics of all processes of a fleet on one page, each sample with the name of its process.
+"""Serves the metrics of all processes of a fleet on one page, samples labelled with their process.
 
-A scraper needs one address then, also where processes are started again.
+So a scraper needs one address, even where processes are started again.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def metrics_page(listener: socket.socket, pages: Mapping[str, str]) -> AsyncIterator[str]:
-    """Serve meanwhile; yields the address. `pages`: each process's own metrics, by its name."""
+    """Serves the page while the context lasts; yields its address. `pages`: address by process."""
     async with httpx.AsyncClient(timeout=WITHIN_S, trust_env=False, verify=False) as http:
 
         async def one(name: str, url: str, kind: str) -> tuple[str, str]:
@@ -72,7 +72,7 @@ async def metrics_page(listener: socket.socket, pages: Mapping[str, str]) -> Asy
 
 
 def merged(texts: Mapping[str, str]) -> str:
-    """One exposition of those of several processes: each family once, its samples labelled."""
+    """One exposition from those of several processes: each family once, its samples labelled."""
     families: dict[str, list[str]] = {}
     heads: dict[str, list[str]] = {}
     for process, text in texts.items():

@@ -1,8 +1,7 @@
-"""A nats-server of our own, started on a free port, with JetStream in a given directory, and
-stopped by its pid.
+"""Runs a nats-server of our own, for `slackline up` and the tests: started on a free port, with
+JetStream in a given directory, and stopped by its pid.
 
-It serves `slackline up` and the tests. In production the server is the operator's (infra/ has its
-configuration).
+In production the server is the operator's (infra/ has its configuration).
 """
 
 import json
@@ -112,7 +111,7 @@ class NatsServer:
         return self.url
 
     def stop(self) -> None:
-        """Ask it to end, and wait; kill it if it does not end within STOP_S."""
+        """Ask the server to end, and wait; kill it if it does not end within STOP_S."""
         if self._process is None:
             return
         self._process.terminate()
@@ -124,7 +123,7 @@ class NatsServer:
         self._process = None
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, as in a crash."""
+        """Kill the server with SIGKILL, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

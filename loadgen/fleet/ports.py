@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody takes before they are used."""
+"""Finds free ports of this machine that no other process is likely to take before their use."""
 
 import secrets
 import socket

@@ -1,5 +1,5 @@
-"""The settings of all services, as each says them itself (`python -m services.<name> --settings`),
-and the JSON Schema of a configuration file.
+"""Asks every service for its settings (`python -m services.<name> --settings`), and makes of them
+the JSON Schema of a configuration file.
 """
 
 import os

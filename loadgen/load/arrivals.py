@@ -1,5 +1,5 @@
-"""The arrival times of requests: Poisson, Gamma or recorded gaps, under a rate that may change over
-the run. Times are seconds from the start of the run.
+"""Draws the arrival times of requests: Poisson, Gamma or recorded gaps, under a rate that may
+change over the run. Times are seconds from the start of the run.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A client of a running fleet, with errors that say what to do."""
+"""Connects commands to a running fleet, with errors that say what to do."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ LOAD_PATIENCE = Patience(silence_s=15.0)
 
 
 def quiet_logs() -> None:
-    """Standard output is for answers and tables; of the bus only warnings matter."""
+    """Log warnings only: standard output is for answers and tables."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

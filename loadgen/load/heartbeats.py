@@ -1,4 +1,4 @@
-"""The engines of a running fleet, as the heartbeats of their workers tell of them."""
+"""Reads the workers' heartbeats: contexts, profiles and engine times of a running fleet."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from shared.schemas import Announce, EngineTime
 from shared.vocabulary import ReplicaId
 
 HEARTBEAT_S = 3.0  # a living worker is heard within it
-EACH_S = 0.6  # by then each living worker has been heard, once one was
+EACH_S = 0.6  # after the first worker was heard, every living one is within this time
 
 
 class Heartbeats:

@@ -1,5 +1,5 @@
-"""The plan of a run: the arrival, the lengths and the tier of each request. It is the same for the
-same seed, whatever serves it.
+"""Makes the plan of a run: the arrival, the lengths and the tier of each request. The plan is the
+same for the same seed, whatever serves it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class PlannedRequest(NamedTuple):
     tenant: str
     application: str
     thinking_tokens: int = 0  # of the output
-    session: str = ""  # the session whose round it is; empty: it stands alone
+    session: str = ""  # the session whose round it is; empty: it is of none
     # the round of its session that it follows: it is sent when that one has ended well
     after: int | None = None
     pause_s: float = 0.0  # between that end and its sending: the time that a tool takes

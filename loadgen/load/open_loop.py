@@ -1,6 +1,6 @@
-"""Open-loop load: every request is sent at its planned instant, whatever became of the requests
-before it. Only a later round of a session waits: it is sent when the round before it has ended well
-and its pause is over.
+"""Offers an open-loop load: every request is sent at its planned instant, whatever became of the
+requests before it. Only a later round of a session waits: it is sent when the round before it has
+ended well and its pause is over.
 """
 
 import asyncio

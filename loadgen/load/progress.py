@@ -1,4 +1,4 @@
-"""Progress of a run: a live table in a terminal, a plain line every few seconds elsewhere."""
+"""Shows the progress of a run: a live table in a terminal, else a line every few seconds."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The figures of a run: a struct per tier, as JSON or a table; and several runs beside."""
+"""The figures of a live run, by tier, as JSON or a table; and the table of several runs."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ DEFINITION = (
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """Seconds; None where nothing was measured."""
+    """The spread of a latency, in seconds; None where nothing was measured."""
 
     p50_s: float | None = None
     p99_s: float | None = None
@@ -247,7 +247,7 @@ def promise(slo: Slo | None) -> str:
 
 
 def table(report: Report) -> Table:
-    """One run, a column per tier: it fits a terminal of 80 columns with four tiers."""
+    """The table of one run, a column per tier: four tiers fit a terminal of 80 columns."""
     cut = ", interrupted" if report.interrupted else ""
     rate = f"{report.rate_per_s:.2f} requests/s for {report.offered_s:.0f} s{cut}"
     title = f"{escape(report.label) or 'load'}: {rate}"
@@ -286,8 +286,8 @@ def table(report: Report) -> Table:
 
 
 def unlike(reports: Sequence[Report]) -> str:
-    """The respects in which the runs differ, apart from what served them; empty if they were
-    offered the same requests in the same way.
+    """The respects in which the loads of the runs differ; empty if they were offered the same
+    requests in the same way.
     """
     facts: dict[str, set[str]] = {
         "seeds": {str(r.seed) for r in reports},
@@ -301,7 +301,7 @@ def unlike(reports: Sequence[Report]) -> str:
 
 
 def side_by_side(reports: Sequence[Report]) -> Table:
-    """Several runs of the same plan: a column each, the best value of a row in bold green.
+    """The table of several runs of one plan, a column each; the best of a row is bold green.
 
     The first block shows which run met the SLOs, the rest shows how. Raises ConfigError for runs
     over different tiers.

@@ -1,4 +1,4 @@
-"""The course of a run: its latencies, and what became of the requests of each moment."""
+"""The course of a run: its latencies, and how many requests of each moment met their SLO."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from loadgen.load.tally import Tally
 
 Numbers = NDArray[np.float64]
 MEASURES = ("TTFT", "TBT", "TTLT")
-QUANTILES = np.linspace(0, 1, 201)  # of a distribution: as many as the eye can see
+QUANTILES = np.linspace(0, 1, 201)  # of a distribution: the eye sees no more of them
 PARTS = 60  # of a run's time
 SHORTEST_PART_S = 0.5
 

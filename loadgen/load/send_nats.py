@@ -20,13 +20,13 @@ def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
 
 
 def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
-    """max_tokens: within the context, and alike for all: it does not tell an answer's length."""
+    """The max_tokens to send: it fits the context, and does not tell an answer's length."""
     return max(1, min(-(-longest_output // 1024) * 1024, context_tokens - prompt_tokens))
 
 
 class NatsSender:
     """Sends `sampling.output_tokens`, which ends the answer where the plan says; the planner sees
-    only max_tokens. `prompts`: None for random ones.
+    only max_tokens. `prompts` makes a request's prompt; None: prompts are random.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Sessions: requests that follow one another, each sent when the one before has ended well. A
-session meets its SLO if every round does.
+"""Counts sessions: requests that follow one another, each sent when the one before has ended well.
+A session meets its SLO if every round does.
 
 SLOs-Serve calls a whole session one request (section 3 and Table 4: its rounds are the request's
 prefill-decode pairs), so its capacity is in sessions per second, and counts sessions.
@@ -15,8 +15,8 @@ from loadgen.load.mix import PlannedRequest
 
 
 class Sessions(Struct, frozen=True, kw_only=True):
-    """The sessions of a run. A request that stands alone is a session too. A session in which a
-    round failed has no rounds after it, and is violated.
+    """The sessions of a run. A request of no session counts as one of its own. A session in which
+    a round failed has no later rounds, and is violated.
     """
 
     offered: int
@@ -28,7 +28,7 @@ def sessions(requests: Sequence[PlannedRequest], violated: NDArray[np.bool_]) ->
     """The sessions, given which requests were violated; None if no request follows another."""
     if not has_rounds(requests):
         return None
-    first = np.arange(len(requests))  # [requests] the one that its session began with
+    first = np.arange(len(requests))  # [requests] the first request of each one's session
     place = {request.number: i for i, request in enumerate(requests)}
     for i, request in enumerate(requests):
         if request.after is not None:

@@ -1,4 +1,4 @@
-"""One answer as it streams: its text as it arrives, and its latencies."""
+"""Shows one answer as it streams: the text as it arrives, and the answer's latencies."""
 
 import asyncio
 import time

@@ -15,7 +15,7 @@ from shared.vocabulary import FinishReason, Slo
 # The error codes of a server that has no room, as against a request that is impossible.
 NO_ROOM = {"slow_down", "resource_unavailable", "server_is_overloaded", "rate_limit_exceeded"}
 
-# Those by which a server refuses every request of the kind, and what to change.
+# The codes by which a server refuses every request of the kind, and what to change.
 MISTAKEN = {
     "unknown_tier": "--tiers says which tiers the load has",
     "invalid_api_key": "SLACKLINE_API_KEY is the key of the load",
@@ -44,11 +44,11 @@ class Outcome:
         self.planned = planned
         self.slo = slo
         self.sent_unix_s = sent_unix_s
-        self.lateness_s = lateness_s  # sent this much after it was due
+        self.lateness_s = lateness_s  # from its planned instant to its sending
         self.measure = Measure.begin(slo, sent_unix_s)
         # of all requests of the tier; the gap between tokens that arrive together is 0
         self.gaps_s = gaps_s
-        # running; then a FinishReason, `error`, or `unfinished` when the run stopped waiting
+        # empty while it runs; then a FinishReason, `error`, or `unfinished` at the end of the run
         self.ended = ""
         self.server_met: bool | None = None  # the server's own verdict
         self.relegated = False
@@ -65,12 +65,12 @@ class Outcome:
             self.gaps_s.append(0.0)
 
     def end(self, ended: str, message: str = "") -> None:
-        """The first end counts."""
+        """Note how the request ended. Only the first end counts."""
         if not self.ended:
             self.ended, self.message = ended, message
 
     def refuse(self, code: str, message: str) -> None:
-        """Raises PeerError where the load is mistaken, and no later request would fare better."""
+        """Note a refusal. Raises PeerError if every later request would be refused likewise."""
         if code in MISTAKEN:
             raise PeerError(f"{message}; {MISTAKEN[code]}", code=code)
         self.end(FinishReason.REFUSED if code in NO_ROOM else "error", f"{code}: {message}")

@@ -1,4 +1,4 @@
-"""Request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
+"""Reads request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
 Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths
 only), `prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other
@@ -50,7 +50,7 @@ class Trace:
         return self.rows[-1].arrival_s or 0.0
 
     def within(self, context_tokens: int) -> "Trace":
-        """The trace without what the context cannot hold. Raises ConfigError if none is left."""
+        """The trace without rows that the context cannot hold. ConfigError: no row is left."""
         rows = [row for row in self.rows if row.prompt_tokens + row.output_tokens <= context_tokens]
         if not rows:
             raise ConfigError(

@@ -120,7 +120,7 @@ def scaled_beta(a: float, b: float, low: float, high: float, pieces: int = 512) 
 
 @dataclass(frozen=True, slots=True)
 class Shorter:
-    """A law divided by `times`."""
+    """A law whose counts are divided by `times`."""
 
     law: Law
     times: int
@@ -165,7 +165,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Prompt, thinking and response, independent; the output is both of the latter."""
+    """Prompt, thinking and response, drawn independently; the output is thinking and response."""
 
     application: str
     prompt: Law

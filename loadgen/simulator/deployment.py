@@ -1,4 +1,4 @@
-"""The deployment that serves a simulation: a policy over some replicas of a profile."""
+"""Describes the deployment that serves a simulation: a policy over replicas of a profile."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
 
-# The mean probability that the first token of a draft is accepted, where none is asked for: a
-# choice of ours.
+# The default of the mean probability that the first token of a draft is accepted: a choice of
+# ours.
 ACCEPTANCE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """The limits of a replica. `kv_blocks` 0: as many as the profile states."""
+    """The limits of a replica. `kv_blocks` 0: the number that the profile states."""
 
     kv_blocks: int = 0
     block_tokens: int = 16
@@ -25,7 +25,7 @@ class ReplicaFacts:
     max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
 
     def resolved(self, kv_capacity_tokens: int) -> "ReplicaFacts":
-        """The same, with `kv_blocks` from the profile's KV capacity and a context that fits."""
+        """These limits, with `kv_blocks` from the profile's KV capacity and a context that fits."""
         kv_blocks = self.kv_blocks or kv_capacity_tokens // self.block_tokens
         context_tokens = min(self.context_tokens, kv_blocks * self.block_tokens)
         return replace(self, kv_blocks=kv_blocks, context_tokens=context_tokens)
@@ -42,11 +42,11 @@ class Outage(NamedTuple):
 
 
 class EngineFacts(NamedTuple):
-    """An engine as it is: its profile, by name or path, and its draft model's fractions of it."""
+    """A replica's true engine: its profile, by name or path, and its draft's fractions of it."""
 
     profile: str
     draft: DraftCost
-    # It verifies chains of so many drafts at most, as vLLM does; 0: it verifies trees.
+    # The most drafts of a chain, for an engine that verifies no trees, as vLLM; 0: trees.
     longest_chain: int = 0
 
 
@@ -58,11 +58,11 @@ class Deployment:
         times; 0: there is none.
     acceptance: the mean probability that its first token is accepted (acceptance.py).
     hand_back: relegated requests that have not begun go back to the relegation service.
-    engine: the engine as it is, where that is not what the planners know from `profile` and
+    engine: the true engine, where it is not what the planners take it for: `profile` and
         `draft`.
-    engine_times: the engine's iterations (without drafting) take so many times what the profile
-        says.
-    length_times: policies see the outputs of ended requests so many times as long as they were.
+    engine_times: the factor by which the engine's iterations (without drafting) take longer than
+        the profile says.
+    length_times: the factor by which policies see the outputs of ended requests lengthened.
     outages: the deaths of workers.
     """
 

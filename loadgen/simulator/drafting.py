@@ -1,4 +1,4 @@
-"""A plan in which requests draft, as a virtual worker runs it: once, or over and over in a leap.
+"""Runs a plan in which requests draft, for a virtual worker: once, or over and over in a leap.
 
 How far each request gets is known only when its drafts are verified, so the iterations of a leap
 are computed one by one. But nothing is planned, packed or acked between them, and the columns of
@@ -80,8 +80,8 @@ class Drafting:
 
     def again(self, now_unix_s: float, exec_s: float, spare: Callable[[], Ints]) -> float | None:
         """The iteration under way ends, having computed for `exec_s`, and another like it begins.
-        Returns the seconds of that; None where none may follow. `spare`: the tokens that each entry
-        may make before that.
+        Returns the next one's seconds; None if none may follow. `spare`: the tokens that each entry
+        may make before none may.
         """
         if not self.ran:
             self._spare = spare()

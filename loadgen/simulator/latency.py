@@ -1,8 +1,8 @@
-"""The time that control takes in a simulated fleet: none, as the papers assume, or that of the live
-services.
+"""The time that control takes in a simulated fleet: none, as the papers assume, or as long as in
+the live services.
 
-Where it takes time each step draws its own, from a seeded law. Messages of one sender to one
-receiver never overtake each other (Route), as on NATS.
+Each step that takes time draws it from a seeded law. Messages of one sender to one receiver never
+overtake each other (Route), as on NATS.
 """
 
 import math
@@ -17,8 +17,8 @@ DIGEST_EVERY_S = 0.1  # as planners publish them
 
 
 class Hop(NamedTuple):
-    """One step of control. Its seconds are lognormal by their median and their 99th percentile
-    over it; at a `p99_x` of 1 each is the median, and nothing is drawn.
+    """One step of control. Its seconds are lognormal: `p99_x` is their 99th percentile over their
+    median. At a `p99_x` of 1 each takes the median, and nothing is drawn.
     """
 
     median_s: float
@@ -84,7 +84,7 @@ class Latency(NamedTuple):
         )
 
     def at_medians(self) -> "Latency":
-        """The same, with each step at its median."""
+        """This latency, with each step at its median."""
         return Latency._make(
             field._replace(p99_x=1.0) if isinstance(field, Hop) else field for field in self
         )

@@ -1,5 +1,5 @@
-"""The acceptance of drafts for the requests of one worker. Draws depend only on a request's seed
-and the position, so each request's are made once, many positions ahead.
+"""Draws which drafts are accepted, for the requests of one worker. Draws depend only on a request's
+seed and the position, so they are made once for each request, many positions ahead.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ NOWHERE = -1 << 30  # a position before all others
 
 
 class Luck:
-    """Rows are indexed by slot. Slots are taken from the lowest on, so few rows are ever used."""
+    """The draws, in rows by slot. Slots are taken from the lowest on: few rows are ever used."""
 
     def __init__(self, acceptance: Acceptance, slots: int) -> None:
         self._acceptance = acceptance

@@ -1,5 +1,5 @@
-"""Replicas that are not what the planner takes them for: engines slower or faster than their
-profile, and outputs longer or shorter than those that the policy learns from.
+"""Simulates replicas that are not what the planner takes them for: engines slower or faster than
+their profile, and outputs longer or shorter than those that the policy learns from.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ BatchTime = Callable[[BatchShape], float]  # the seconds that an engine takes fo
 
 
 def stretched(batch_s: BatchTime, times: float) -> BatchTime:
-    """Every iteration takes `times` as long."""
+    """The batch time of an engine in which every iteration takes `times` as long."""
     return lambda shape: times * batch_s(shape)
 
 

@@ -13,8 +13,8 @@ from shared.schemas import BatchPlan
 
 
 class Running(NamedTuple):
-    """Columns run along the entries. `alike`: no prefill and no request ends in it and none drafts,
-    so another iteration just like it may follow.
+    """The iteration. Columns run along its entries. `alike`: no prefill and no request ends in it
+    and none drafts, so another iteration just like it may follow.
     """
 
     plan: BatchPlan
@@ -36,7 +36,7 @@ class Running(NamedTuple):
         skipped: bytes = b"",
         ending: Sequence[tuple[int, str]] = (),
     ) -> "Running":
-        """A plan in which requests draft, with what they draft now."""
+        """The iteration of a plan in which requests draft, with their drafts in it."""
         did, shape = drafting.did, drafting.shape
         return Running(
             plan,

@@ -1,9 +1,9 @@
-"""The virtual driver: the cores that run live, over any number of replicas, in virtual time, with a
+"""Simulates a fleet: the cores that run live, over any number of replicas, in virtual time, with a
 profile as the GPU.
 
-No message is lost here, and no process dies but workers that are told to
-(tests/fleet/protocol simulates all else). A run is deterministic: the same arguments give
-the same result to the last digit, wall time apart.
+No message is lost here, and no process dies but workers that are told to (tests/fleet/protocol
+simulates all else). A run is deterministic: the same arguments give the same result to the last
+digit, wall time apart.
 """
 
 import math
@@ -33,7 +33,7 @@ from shared.policy.seam import Policy
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
-STALL_S = 3600.0  # without an iteration for so long after the last arrival, the run is stuck
+STALL_S = 3600.0  # a run without an iteration for this time after the last arrival is stuck
 # calls of the timeline between two reports of the progress, and between two looks whether there is
 # any: some thousand calls take a second
 TOLD_CALLS, WATCH_CALLS = 0x100, 0x10000
@@ -97,7 +97,7 @@ class SimulationResult:
 
     @property
     def met_fraction(self) -> float:
-        """The fraction of all requests; unfinished ones count as missed."""
+        """The fraction of all requests that met their SLO; unfinished ones count as missed."""
         return sum(verdict is not None and verdict.slo_met for verdict in self.verdicts) / max(
             1, len(self.verdicts)
         )
@@ -199,7 +199,7 @@ class Simulation:
     def _schedule(
         self, outage: Outage, made: Callable[[int, int], VirtualReplica], incarnation: int
     ) -> None:
-        """Raises ConfigError for a replica that there is not, or that is dead already."""
+        """Schedule a death. Raises ConfigError for no such replica, or one that is dead already."""
         replica, from_s, for_s = outage
         if not 0 <= replica < len(self._replicas) or from_s < 0 or for_s <= 0:
             raise ConfigError(f"{outage}: there is no such replica, or no such time")
@@ -297,7 +297,7 @@ class Simulation:
         return self._missed + self._arrivals.unsent > self._most_missed
 
     def _tell(self) -> None:
-        """Report the progress, and look at times whether there is any."""
+        """Report the progress; now and then check that the run has not stalled."""
         if self._options.progress is not None:
             self._options.progress(self._timeline.now_s, len(self._verdicts))
         if not self._timeline.calls % WATCH_CALLS:

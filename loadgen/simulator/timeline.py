@@ -1,5 +1,5 @@
-"""Virtual time without an event loop: a heap of calls. Calls of one instant run in the order in
-which they were scheduled.
+"""Runs virtual time without an event loop: a heap of calls. Calls of one instant run in the order
+in which they were scheduled.
 """
 
 import math
@@ -47,8 +47,8 @@ class Timeline:
 
 
 class Alarm:
-    """Wakes a core at the instant that it asks for. The timeline has one live entry of it; a later
-    wish is read again when the sooner entry is due.
+    """Wakes a core at the instant that the core asks for. An alarm has one live entry on the
+    timeline; if the core's wish is later by then, it is read again when the entry is due.
     """
 
     def __init__(

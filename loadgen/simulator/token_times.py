@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 def measured(
     times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None
 ) -> Measure:
-    """The same as Measure.emit gives token by token. `thinking_tokens` None: it still thinks."""
+    """The Measure that emit gives token by token. `thinking_tokens` None: all tokens think."""
     if not times:
         return Measure.begin(slo, arrived_unix_s)
     at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
@@ -45,7 +45,7 @@ def measured(
 
 
 def _windows(at: Floats, thinking: int) -> TpotWindows:
-    """The windows of ten tokens, as TpotWindows.emit has them. `thinking`: so many tokens think."""
+    """The windows of ten tokens, as TpotWindows.emit has them. `thinking`: the thinking tokens."""
     if thinking in (0, len(at)):
         return _of_stage(at)
     thought, response = _of_stage(at[:thinking]), _of_stage(at[thinking - 1 :])

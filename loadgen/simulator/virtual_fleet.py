@@ -1,10 +1,9 @@
 """A fleet in virtual time: records in a dict, the cores of admission and relegation, and replicas.
 Each step takes its stated latency.
 
-It does what the live shells do, in the same order (services/admission, services/relegation,
-shared/placing/place.py). No message is lost, so every compare-and-set succeeds and no
-offer is ever in doubt. Workers may die:
- what they had in their logs goes on elsewhere once the death is seen.
+The fleet does what the live shells do, in the same order (services/admission, services/relegation,
+shared/placing/place.py). No message is lost, so every compare-and-set succeeds and no offer is ever
+in doubt. Workers may die: requests in their logs go on elsewhere once the death is seen.
 
 Where digests take time to travel, they are published as often as live ones. Where they take none,
 the fleet reads one only when a core needs it: when a request arrives or waits for a place, and the
@@ -56,8 +55,8 @@ LOST_LIMIT = 5  # as services/admission/config.py
 
 
 class VirtualFleet:
-    """The fleet without its replicas, which `start` adds. `rng` has the router's dice, and
-    `latency_rng` those of the latencies. `on_end` is called once with each record that has ended.
+    """The fleet without its replicas, which `start` adds. `rng` draws for the router, `latency_rng`
+    draws latencies. `on_end` is called once with each record that has ended.
     """
 
     def __init__(
@@ -116,8 +115,8 @@ class VirtualFleet:
         self._timeline.after(SEEN_S, self._lost, replica, attempts)
 
     def _lost(self, replica: VirtualReplica, attempts: Sequence[AttemptOver]) -> None:
-        """The death is seen: offers that nobody answered go elsewhere, and so does what the log
-        has, as the sweep does it.
+        """The death is seen: offers that nobody answered go elsewhere, and so do the attempts that
+        the log has, as in the live sweep.
         """
         self._admit(admission.Lost(replica.id))
         for reply in replica.unanswered():

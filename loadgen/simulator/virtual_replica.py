@@ -1,13 +1,13 @@
 """One replica in virtual time: the planner's core and a worker, joined as their live shells join
 them.
 
-With no latency it leaps. While the policy's choice stays right (Choice.repeats) and no prefill and
-no output ends, iterations differ only by their contexts: their ends are computed beforehand and
-stand on the timeline as one event. A digest or an event in the meantime finds the replica as it is
-at that instant; if the event makes the choice stale, the leap ends with the iteration then under
-way. Iterations in which decodes draft follow one another without an ack and a plan for each
-(drafting.py). tests/loadgen/simulator/test_leap.py and test_draft_leap.py compare both with the run
-without leaps.
+With no latency the replica leaps. While the policy's choice stays right (Choice.repeats) and no
+prefill and no output ends, iterations differ only by their contexts: their ends are computed
+beforehand and stand on the timeline as one event. A digest or an event in the meantime finds the
+replica as it is at that instant; if the event makes the choice stale, the leap ends with the
+iteration then under way. Iterations in which decodes draft follow one another without an ack and a
+plan for each (drafting.py). tests/loadgen/simulator/test_leap.py and test_draft_leap.py compare
+both with the run without leaps.
 """
 
 from array import array
@@ -60,7 +60,7 @@ LEAP_MOST = 4096  # iterations; settling a leap before its end copies the rest o
 
 
 class Store(Protocol):
-    """The rest of the fleet, as a replica sees it."""
+    """The part of the fleet that a replica calls."""
 
     def record(self, key: RequestKey) -> Record: ...
 
@@ -215,7 +215,7 @@ class VirtualReplica:
         self._run(alike if len(alike) > 1 else [exec_s])
 
     def _run(self, exec_s: list[float]) -> None:
-        """Iterations of so many seconds begin."""
+        """Iterations that take these seconds each begin, one after another."""
         ends_s = self._began_s = self._timeline.now_s
         self._exec_s, self._ends_s = exec_s, []
         for each_s in exec_s:
@@ -225,8 +225,8 @@ class VirtualReplica:
         self._timeline.at(ends_s, self._end, self._serial)
 
     def _again(self) -> bool:
-        """The iteration under way ends and one that is alike but for its drafts begins; False: no
-        such one may follow.
+        """The iteration under way ends and one that is alike but for its drafts begins. False: no
+        such iteration may follow.
         """
         if not (self._leaps and self.worker.drafts and self.core.repeats > 1 + self._drafted):
             return False

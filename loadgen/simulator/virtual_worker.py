@@ -1,10 +1,10 @@
-"""A worker and its engine in virtual time, as columns: it does with a plan what a WorkerCore does,
-at a cost that hardly grows with the batch.
+"""A worker and its engine in virtual time: it runs plans as a WorkerCore does, over columns of all
+slots, so that the cost hardly grows with the batch.
 
-It decides nothing. Plans say what runs, the profiles of target and draft say how long it takes, the
-acceptance model says which drafts are kept. tests/fleet/protocol/ compares it with the
-real WorkerCore. There are no texts and no token ids: an output is the instants of its tokens, and
-its measure is computed from them at the end.
+A virtual worker decides nothing. Plans say what runs, the profiles of target and draft say how long
+it takes, the acceptance model says which drafts are kept. tests/fleet/protocol/ compares it with
+the real WorkerCore. There are no texts and no token ids: an output is the instants of its tokens,
+and its measure is computed from them at the end.
 """
 
 import math
@@ -249,8 +249,8 @@ class VirtualWorker:
 
     def alike(self, most: int) -> list[float]:
         """The seconds of the iteration under way and of those after it that are alike but for
-        their contexts, at most `most` in all: no prefill ends in them, and no stage and no request
-        before the last of them. Contexts grow by what each entry computes, so the shapes are known.
+        their contexts, at most `most` in all. No prefill ends in them; a stage or a request ends in
+        the last at most. Contexts grow by what each entry computes, so the shapes are known.
         """
         running = self._running
         assert running is not None
@@ -289,7 +289,7 @@ class VirtualWorker:
 
     def again(self, now_unix_s: float, exec_s: float) -> float | None:
         """The iteration under way ends, in which decodes draft, and one that is alike begins.
-        Returns the seconds of that; None where none follows: a request or a stage ends.
+        Returns the next one's seconds; None if none follows: a request or a stage ends.
         """
         running = self._running
         assert running is not None
@@ -413,7 +413,7 @@ class VirtualWorker:
         return emitting[left == 0].tolist(), answering
 
     def _accepted(self, slots: Indices, drafted: Ints, accepted: Ints, at_unix_s: float) -> None:
-        """Tokens accepted together come at one instant."""
+        """Write down tokens that were accepted together: they come at one instant."""
         self._count_drafts(drafted, accepted)
         more = (drafted > 0) & (accepted > 0)
         for slot, count in zip(slots[more].tolist(), accepted[more].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Several policies on identical arrivals, at one rate or more, each beside its bound."""
+"""Compares policies on identical arrivals, at one rate or more, beside the bound of each rate."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,7 +54,7 @@ class Served(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The results of one rate, and of each policy what `Served` has."""
+    """The results of one rate: the comparison, and the planes and the course of each policy."""
 
     comparison: Comparison
     planes: list[dict[str, Seconds]]

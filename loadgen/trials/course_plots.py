@@ -1,4 +1,4 @@
-"""Plots of the courses of runs: attainment over rate, latencies beside the SLO, and a burst; and
+"""Plots the courses of runs (attainment over rate, latencies beside the SLO, a burst) and writes
 the files of all plots of a comparison.
 """
 
@@ -37,7 +37,7 @@ SMOOTHED = 5  # parts over which the rate of a moment is counted
 
 
 class Run(NamedTuple):
-    """One run. `met`: by tier, of those offered."""
+    """One run. `met`: by tier, the fraction of the offered requests that met their SLO."""
 
     label: str
     rate_rps: float
@@ -162,7 +162,7 @@ def burst(runs: Sequence[Run]) -> Figure:
 
 
 def _by_moment(axes: Axes, course: Course | None, tier: str, n: int) -> None:
-    """The moments in order of their rate, in groups of about as many requests of the tier."""
+    """Draw a tier's attainment by the rate of the moment, in groups of about equal size."""
     if course is None or not sum(course.offered.get(tier, ())):
         return
     offered, met = np.array(course.offered[tier]), np.array(course.met[tier])

@@ -55,7 +55,7 @@ class Group(Struct, frozen=True, kw_only=True):
     end that never came included.
 
     `ttft_s`: of the requests that ended with at least one token; `tbt_s`: every gap between two
-    tokens of one request, None where token times were not kept; `ttlt_s`: of those that finished.
+    tokens of one request, None where token times were not kept; `ttlt_s`: of finished requests.
     """
 
     offered: int
@@ -106,7 +106,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     simulated_s: float
     wall_s: float
     requests_per_wall_s: float
-    # these have defaults for the runs that loadgen/results keeps from before there were drafts
+    # these have defaults, since results of runs without drafts were stored without them
     draft: DraftCost = 0.0
     acceptance: float = 0.0
     drafted: int = 0

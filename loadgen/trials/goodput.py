@@ -1,8 +1,8 @@
-"""The capacity of a policy: the highest rate of arrivals at which few enough requests miss their
-SLO.
+"""Searches for the capacity of a policy: the highest rate of arrivals at which few enough requests
+miss their SLO.
 
 The search doubles or halves a first rate until one rate passes and a higher one fails, and then
-bisects (geometrically) until both are within the precision of each other. It returns the largest
+bisects (geometrically) until both are within the precision of each other. The result is the largest
 rate *tried* that passes and whose next step up fails. Near the limit the fraction violated is not
 monotone in the rate: batches form differently, one long prompt arrives a moment earlier. So another
 first rate or seed may give another answer. The difference is the noise of the figure; a longer run

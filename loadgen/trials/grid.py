@@ -1,8 +1,8 @@
-"""A search for the settings of a policy that suit a load: each combination of a grid is tried in
+"""Searches for the settings of a policy that suit a load: each combination of a grid is tried in
 the simulator ([ascendra] sections 7 and 8.7).
 
-They are ranked by capacity, the highest rate that each carries, or by the requests that each
-violates at one rate. Every configuration serves the same requests.
+The combinations are ranked by capacity, the highest rate that each carries, or by the requests that
+each violates at one rate. Every combination serves the same requests.
 """
 
 from collections.abc import Mapping, Sequence

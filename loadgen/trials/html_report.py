@@ -1,4 +1,4 @@
-"""A report as one HTML file with its pictures inside: nothing is loaded from elsewhere."""
+"""Writes a report as one HTML file with its pictures inside: nothing is loaded from elsewhere."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Independent tasks over several processes. The results do not depend on their number."""
+"""Runs independent tasks over several processes, with the same results for any number of them."""
 
 import multiprocessing
 import os

@@ -275,7 +275,7 @@ def _shown(found: Sequence[Comparison], tiers: TierSet) -> list[str]:
 
 
 def _violated(panel: str, found: Figures) -> float:
-    """In %."""
+    """The percentage of violated requests that a panel shows."""
     groups = found.by_length if panel in ("short", "long") else found.by_tier
     group: Figures | Group | None = found if panel == "all" else groups.get(panel)
     return 100 * group.violated_fraction if group is not None else 0.0
@@ -299,7 +299,7 @@ def bound_line(axes: Axes, bound_s: float | None) -> None:
 
 
 def plain(axis: Axis) -> None:
-    """Ticks at 0.1, 0.2, 0.5, 1, as many as have room. Call it after all is drawn."""
+    """Sets ticks at 0.1, 0.2, 0.5, 1, where they have room. Call it after all is drawn."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < ROOMY * low else (1,), numticks=12))
     axis.set_major_formatter("{x:g}")

@@ -1,5 +1,5 @@
-"""A profile from a file of measured iterations: reads them, fits a form, and states its error on a
-fifth of them that the fit did not see.
+"""Makes a profile from a file of measured iterations: reads them, fits a form, and states the error
+on a fifth of them that the fit did not see.
 """
 
 import csv

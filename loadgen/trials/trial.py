@@ -1,4 +1,4 @@
-"""One simulated run: all that it needs but its requests, which `serve` is given."""
+"""One simulated run: all that the run needs but its requests, which `serve` is given."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Cancels of requests whose records are stored, and of those whose records are being stored."""
+"""Applies cancels to requests whose records are stored, or are being stored."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from shared.vocabulary import RequestKey
 
 
 class Cancels:
-    """Applies cancels. One that comes before its request's record is stored is kept until then."""
+    """The cancels of one instance. One that comes before its request's record is stored is kept."""
 
     def __init__(
         self, records: Records, placement: Placement, chores: Chores, soon: Callable[[], None]

@@ -1,8 +1,8 @@
-"""Records that were deleted by hand: their requests end, and their clients are told.
+"""Ends the requests whose records were deleted by hand, and tells their clients.
 
 No service deletes a record: it expires once its request has ended. So a request that was open at
-the last listing, or came since, has a record. If it has none, its attempt is ended, and the record
-is written again with a verdict.
+the last listing, or came since, has a record. If a request has none, its attempt is ended, and the
+record is written again with a verdict.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -83,7 +83,7 @@ class Deletions:
         return ended
 
     async def _end(self, seen: Record) -> bool:
-        """End attempt and request; False: they may go on still. Raises BusError, PeerError."""
+        """End attempt and request. False: they may still go on. Raises BusError, PeerError."""
         record, story = await self._newest(seen)
         if record.replica is not None and (story is None or not story.ended):
             lives = self._workers.lives(record.replica, record.incarnation)
@@ -106,7 +106,7 @@ class Deletions:
         return True
 
     async def _newest(self, record: Record) -> tuple[Record, Story | None]:
-        """The record at its newest attempt that a log has, and what became of that."""
+        """The record at its newest attempt that a log has, and that attempt's story, if any."""
         newest = None
         named = () if record.replica is None else (record.replica,)
         for replica in sorted({*self._workers.replicas, *named}):

@@ -1,4 +1,4 @@
-"""The ends of attempts, as their workers report them."""
+"""Handles the ends of attempts, which workers report."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Takes the steps that admission's core asks for, and feeds their results back."""
+"""Carries out the steps that admission's core asks for, and feeds their results back."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ TELL_S = 1.0  # the longest that a client waits to hear whether its request is r
 
 
 class Placement:
-    """Finds open requests a place. `soon` asks for a sweep, which finishes steps in doubt."""
+    """Places open requests on replicas. `soon` asks for a sweep, which finishes steps in doubt."""
 
     def __init__(
         self,
@@ -198,5 +198,5 @@ class Placement:
 
 
 def slow_down(message: str, retry_after_s: float) -> Refused:
-    """Nothing is wrong with the request; there is no room for it now."""
+    """The refusal of a request with which nothing is wrong, but for which there is no room now."""
     return Refused(code="slow_down", message=message, retry_after_s=retry_after_s)

@@ -1,4 +1,4 @@
-"""Admission takes requests in, places them, writes their end. Any instance may: records decide."""
+"""Takes requests in, places them, and records their ends. Any instance may serve any request."""
 
 import asyncio
 from contextlib import suppress
@@ -218,7 +218,7 @@ class Admission:
                 task.cancel()
 
     async def _drain(self, driver: asyncio.Task[None]) -> None:
-        """Place what is open; what is left after drain_s, another instance takes over."""
+        """Place open requests. Another instance takes over those left after drain_s."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cfg.drain_s):
                 # requests already delivered start, so that they are counted
@@ -231,7 +231,7 @@ class Admission:
             await self._lease.release()
 
     async def _keep_lease(self) -> None:
-        """Renew the lease: while it is held, no sweep takes over what this instance has open."""
+        """Renew the lease: while it is held, no sweep takes over this instance's open requests."""
         while True:
             try:
                 if not self._lease.held or not await self._lease.renew():
@@ -250,7 +250,7 @@ class Admission:
         self._chores.spawn(self._tokenize.answer(question, call), "admission.tokens")
 
     def _pay(self, ended: Record) -> None:
-        """The tenant's bucket pays for the output of a request, whoever let it in."""
+        """The tenant's bucket pays for a request's output, whichever instance let it in."""
         assert ended.verdict is not None
         tenant, now = ended.key.partition(".")[0], self._clock.unix_s()
         limits, tokens = self._rules.tenants.named(tenant), ended.verdict.output_tokens

@@ -1,4 +1,4 @@
-"""The offset between the clocks of two processes, from messages that carry the sender's instant."""
+"""Measures the offset of two processes' clocks, from messages that carry the sender's instant."""
 
 from collections import deque
 

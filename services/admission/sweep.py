@@ -1,6 +1,6 @@
 """The sweep reads every open record, and repairs what a death, a lost message or a restarted broker
-left: all recovery is here. It runs every `sweep_s`, and soon after what may strand requests. Each
-step is a compare-and-set, so any number may sweep at once.
+left: all recovery is here. A sweep runs every `sweep_s`, and soon after events that may strand
+requests. Each step is a compare-and-set, so any number of instances may sweep at once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
 STALLED_S = 1.0  # a turn of the loop that comes this late has received no heartbeats either
 SPACING_S = 1.0  # least time between two sweeps
-# A body without a record is deleted after so long. To store the record takes 10 s at most; the
+# A body without a record is deleted after this. To store the record takes 10 s at most; the
 # marker of a deleted body has gone by then.
 ORPHAN_S = 20.0
 
@@ -101,7 +101,7 @@ class Sweep:
                 await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> bool:
-        """See who is lost. False: the store does not say which admissions live."""
+        """Look for lost workers and admissions. False: the store does not say which live."""
         self._workers.lose(await self._gone(self._workers.late()))
         for replica in self._workers.newly_lost():
             log.warning("worker.lost", replica=replica)
@@ -126,7 +126,7 @@ class Sweep:
             self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> None:
-        """The store cannot be listed: heartbeats may not come either."""
+        """Forget heartbeats: while the store cannot be listed, they may not come either."""
         log.warning("sweep.broken", error=str(error))
         self._workers.forget()
         self._soon = True
@@ -196,7 +196,7 @@ class Sweep:
     async def _delete_orphans(
         self, bodies: Sequence[str], outputs: Sequence[str], named: Container[str]
     ) -> None:
-        """Delete what no record has named for ORPHAN_S: a crash left it, or a delete was lost."""
+        """Delete bodies and outputs that no record has named for ORPHAN_S, as after a crash."""
         now, of_bodies = self._clock.unix_s(), set(bodies)
         self._orphans = {
             key: self._orphans.get(key, now) for key in (*bodies, *outputs) if key not in named
@@ -210,12 +210,12 @@ class Sweep:
                     await self._records.forget_output(key)
 
     async def _gone(self, names: Sequence[str]) -> set[str]:
-        """Those of the names that nobody serves."""
+        """The names, of those given, that no process serves any more."""
         gone = await asyncio.gather(*(self._absences.gone(name) for name in names))
         return {name for name, is_gone in zip(names, gone, strict=True) if is_gone}
 
     async def _fit(self, record: Record) -> None:
-        """A record of the pool, against the longest context among all workers that live."""
+        """Cut a request of the pool to the longest context of all living workers, or end it."""
         worker = self._workers.any(record.needs) if self._workers.complete else None
         if worker is None or record.prompt_tokens + record.max_tokens <= worker.context_tokens:
             return

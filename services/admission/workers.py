@@ -1,4 +1,4 @@
-"""The living workers, by their heartbeats, and the offsets of their clocks."""
+"""Keeps the living workers, by their heartbeats, and the offsets of their clocks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -124,7 +124,7 @@ class Workers:
         return [k.announce.incarnation for k in self._known.values() if now - k.at_unix_s > LATE_S]
 
     def lose(self, gone: Collection[str]) -> None:
-        """Nothing will come of these incarnations: they are lost as after a long silence."""
+        """These incarnations are gone: they count as lost, as after a long silence."""
         for known in self._known.values():
             if known.announce.incarnation in gone:
                 known.at_unix_s = float("-inf")
@@ -162,6 +162,6 @@ class Workers:
 
 
 def _remember(seen: set[T], value: T) -> None:
-    """Add what was announced: the first kinds, since a worker could announce another each time."""
+    """Add a value, up to KINDS_LIMIT: a worker could announce another one each time."""
     if len(seen) < KINDS_LIMIT:
         seen.add(value)

@@ -61,7 +61,7 @@ READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 
 
 class Api(NamedTuple):
-    """One of OpenAI's three: its bodies, how they are read, its names of parameters at fault."""
+    """One of OpenAI's three APIs: its bodies, their reader, its names of parameters at fault."""
 
     kind: type[Struct]
     read: Callable[[bytes], CompletionBody | ChatBody]
@@ -113,7 +113,7 @@ class Gateway:
         self.http_requests = HttpRequests(cfg, clock, registry, rules)
 
     async def follow_keys(self) -> None:
-        """End what runs for a tenant whose last key is revoked, until cancelled."""
+        """End the answers to each tenant whose last key is revoked, until cancelled."""
         keys = self._rules.keys
         while True:
             await asyncio.sleep(LOOK_S)
@@ -281,7 +281,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _failed(*_: object) -> Response:
-    """Answers what is a bug of ours, which then goes to the log."""
+    """Answers a failure that is a bug of ours; the bug then goes to the log."""
     return _response(Problem(status=500, message="the gateway failed", code="server_error"))
 
 

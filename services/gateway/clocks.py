@@ -1,4 +1,4 @@
-"""The clocks of the hosts that a fleet runs on, as its services tell them."""
+"""Checks the clocks of the hosts that a fleet runs on, as its services report them."""
 
 from shared.clock import Clock
 from shared.process.fleet_time import SYNC_S, UNREADY_S
@@ -9,7 +9,7 @@ LIMIT = 1024  # processes that are remembered: two for each of the 256 workers, 
 
 
 class Clocks:
-    """The newest word of each process."""
+    """The newest offset that each process has told of its host's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

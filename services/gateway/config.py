@@ -73,7 +73,7 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     # Lines of batches under way at the gateway that runs them: they fill a few replicas. Their
     # bodies are bounded as those above.
     batch_requests_limit: Constant[int] = 256
-    # Files of one tenant: each upload reads the entries of all, 0.2 s for so many.
+    # Files of one tenant: each upload reads the entries of all, which takes 0.2 s at the limit.
     tenant_files_limit: Constant[int] = 5_000
     # Uploads at once; each keeps 1 MiB at most.
     uploads_limit: Constant[int] = 16

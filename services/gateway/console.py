@@ -1,9 +1,9 @@
-"""`/console`: the fleet at work, for its operators. While the page asks for pictures the gateway
-listens to the fleet.
+"""Serves `/console`: the fleet at work, for its operators. While the page asks for pictures the
+gateway listens to the fleet.
 
-It shows every tenant's requests, never their text. With `console_keys` it wants one of those.
-Without, it is open on loopback only, and to a browser that names the host so: a page of another
-site cannot make it do that. Elsewhere it is off.
+The console shows every tenant's requests, never their text. With `console_keys` it wants one of
+those keys. Without, it is open on loopback only, and to a browser that names the host so, which a
+page of another site cannot bring about. Elsewhere the console is off.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Console:
         tasks: asyncio.TaskGroup,
         keys: HttpKeys | None,
     ) -> None:
-        """`keys`: those of `console_keys`; None where there are none."""
+        """`keys`: the keys of `console_keys`; None where there are none."""
         self._cfg, self._rules, self._bus, self._clock, self._tasks = cfg, rules, bus, clock, tasks
         self._keys = keys
         page = PAGE.read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ class Console:
         ]
 
     async def front(self, _: Request) -> Response:
-        """The way to the page. Raises HTTPException where the console is off."""
+        """Lead from `/` to the page. Raises HTTPException where the console is off."""
         if self._off:
             raise HTTPException(404)
         return RedirectResponse("/console")

@@ -1,4 +1,4 @@
-"""GET /openapi.json, made from the structs that are read and written, so it says what they say."""
+"""Makes GET /openapi.json from the structs that are read and written, so it says what they say."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

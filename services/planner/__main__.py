@@ -13,7 +13,7 @@ async def body(process: Process[PlannerConfig]) -> None:
 
 
 def check(cfg: PlannerConfig) -> None:
-    """A policy that does not exist stops the start, not the planning of the first replica."""
+    """Check the policy at the start, not only at the first replica. Raises ConfigError."""
     registry.make(cfg.policy, cfg.settings)
 
 

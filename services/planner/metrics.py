@@ -98,7 +98,7 @@ class Watch:
         self._latency.observe(max(now_unix_s - ack.ended_unix_s, 0.0))
 
     def leave(self) -> None:
-        """Another planner may show what the replica holds from now on."""
+        """Show no best-effort requests any more: another planner may show them from now on."""
         self._best_effort.set(0)
 
     def step(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""One leased replica: its core, its inbox, and the messages between them and the bus."""
+"""Plans for one leased replica: its core, its inbox, and the messages between it and the bus."""
 
 import asyncio
 from collections import deque
@@ -342,7 +342,7 @@ class ReplicaPlanner:
 
 
 def _joined(first: ReplicaEvent, rest: deque[ReplicaEvent]) -> ReplicaEvent:
-    """Offers in a row are decided together. An ack between two of them keeps its place."""
+    """Join offers in a row, which are decided together. An ack between two keeps its place."""
     if not isinstance(first, Offered) or not rest or not isinstance(rest[0], Offered):
         return first
     offers = list(first.offers)

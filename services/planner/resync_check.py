@@ -1,4 +1,4 @@
-"""The check of a resync: a planner can keep books of all that its worker reports."""
+"""Checks that a planner can keep books of all that a worker reports in a resync."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from shared.schemas import Announce, ResyncEntry
 
 
 def misreported(announce: Announce, entries: Sequence[ResyncEntry]) -> str:
-    """The reason why no worker of ours reports this; empty if one might."""
+    """The reason why no worker of ours would report these entries; empty if one might."""
     if any(entry.slot >= announce.max_slots for entry in entries):
         return "a slot that it does not have"
     if len({entry.slot for entry in entries}) < len(entries):

@@ -43,7 +43,7 @@ class Planner:
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._planners: dict[ReplicaId, ReplicaPlanner] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
-        # replicas whose planning failed, and until when they are left alone
+        # replicas whose planning failed, and until when they are left to other planners
         self._shunned: dict[ReplicaId, float] = {}
         # the newest faults of ours that ended a replica planner
         self.broken: deque[BaseException] = deque(maxlen=FAULTS)
@@ -113,7 +113,7 @@ class Planner:
             await asyncio.sleep(LOOK_S)
 
     def _planner_of(self, lease: Lease, announce: Announce) -> ReplicaPlanner | None:
-        """None: this process cannot plan for it. The lease runs out, for another planner."""
+        """The replica's planner. None if this process cannot plan for it: the lease runs out."""
         try:
             return ReplicaPlanner(
                 self._cfg,

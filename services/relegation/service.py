@@ -232,7 +232,7 @@ class Relegation:
 
 
 class Backlog:
-    """The work that waits in the pool, and the time that the fleet needs for it at its speed."""
+    """The metrics of the pool: the work that waits, and the time that the fleet needs for it."""
 
     def __init__(self, metrics: Registry) -> None:
         self._requests = metrics.gauge(
@@ -246,7 +246,7 @@ class Backlog:
         ).labels()
 
     def show(self, digest: PoolDigest | None) -> None:
-        """`digest`: of the instance that leads."""
+        """Export the pool of `digest`, which is of the instance that leads; None: it is empty."""
         lanes = [] if digest is None else digest.lanes
         tokens = sum(lane.tokens for lane in lanes)
         self._requests.set(sum(lane.requests for lane in lanes))

@@ -1,4 +1,4 @@
-"""Acks are stored in order, each before anything of it leaves. Losing a race means being fenced."""
+"""Stores a worker's acks in its log, in order, each before anything of the ack leaves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,7 +51,7 @@ class AckWriter:
         self._records = records
         self._last_seq = 0
         self._may_trim = False
-        self._snapshot_seq = 0  # of the first page of the newest snapshot; 0: it is trimmed to that
+        self._snapshot_seq = 0  # of the newest snapshot's first page; 0: the log is trimmed to it
         self.acks_bytes = 0  # appended since whoever takes the snapshots set it to 0
         self.waits = False  # the store does not take what is to be appended now
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)

@@ -1,5 +1,5 @@
-"""The seam between a worker and its engine: load, execute, release, snapshot, one at a time. A real
-engine has a process to itself; a simulated one has a thread beside the event loop.
+"""The interface of a worker's engine: load, execute, preempt, release, one call at a time. A real
+engine has a process to itself; a simulated engine has a thread beside the event loop.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from shared.vocabulary import Slot
 
 
 class EngineFacts(NamedTuple):
-    """The announced facts of an engine. `profile`: the shipped one, or the file, that fits."""
+    """The announced facts of an engine. `profile` is the name of a shipped profile, or a file."""
 
     engine: str
     model: str
@@ -25,13 +25,13 @@ class EngineFacts(NamedTuple):
     vocabulary: int
     eos_token_ids: frozenset[int]
     end_of_thinking: int | None = None  # the token; None: this model has none
-    # of its draft model, in fractions of the profile; 0: it has none
+    # the cost of the draft model, in fractions of the profile; 0: there is no draft model
     draft: DraftCost = 0.0
-    # of its draft model's own KV; 0: there is none, or it is wherever the target's is
+    # blocks of the draft model's own KV; 0: there is none, or it lies in the target's blocks
     draft_kv_blocks: int = 0
-    # the longest text with drafts that its draft model reads; 0: as long as its own
+    # the longest text with drafts that the draft model reads; 0: `context_tokens`
     draft_context_tokens: int = 0
-    # it verifies chains of so many drafts at most, and no trees; 0: it verifies trees
+    # the most drafts of a chain, for an engine that verifies no trees; 0: it verifies trees
     longest_chain: int = 0
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Likely(NamedTuple):
 
 class Done(NamedTuple):
     """The result of an entry, parallel to the work: `computed` KV positions filled and kept,
-    `cached` of them at no cost. `failed`: why this request alone cannot go on.
+    `cached` of them at no cost. `failed`: why this request, and no other, cannot go on.
     """
 
     computed: int
@@ -62,10 +62,10 @@ class Done(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`exec_s` by a monotonic clock; a simulated engine may have begun before it was called. Parts
-    of it: `outside_s` not in the model or its sampling (where that is known), `drafted_s` in the
-    draft model, before the target's pass. `unusual`: something was made ready that stays ready, so
-    the next iteration like it is faster.
+    """The result of an iteration. `exec_s` is by a monotonic clock; a simulated engine may begin
+    before the call. Parts of `exec_s`: `outside_s` not in the model or its sampling (if known),
+    `drafted_s` in the draft model, before the target's pass. `unusual`: the engine made something
+    ready that stays ready, so the next iteration like this one is faster.
     """
 
     done: Sequence[Done]
@@ -78,13 +78,13 @@ class Outcome(NamedTuple):
 class EngineState(NamedTuple):
     free_blocks: int
     slots: Sequence[int]  # loaded
-    # what is saved because slots share blocks: each counts as often as slots hold it, less once
+    # blocks saved by sharing: each counts as often as slots hold it, less once
     shared_blocks: int = 0
     draft_shared_blocks: int = 0  # the same in the draft model's own KV
 
 
 class KnowsFacts:
-    """The part of an engine that is the same in all: what it is, and which loads are possible."""
+    """The part that all engines share: their facts, and the check that a load is possible."""
 
     _facts: EngineFacts
 
@@ -93,7 +93,7 @@ class KnowsFacts:
         return self._facts
 
     def drafting(self, cost: DraftCost) -> Self:
-        """The same engine with the measured cost of its drafts."""
+        """This engine, with the measured cost of its drafts among its facts."""
         self._facts = self._facts._replace(draft=cost)
         return self
 
@@ -116,7 +116,7 @@ class Engine(Protocol):
         """One forward pass over a mixed batch."""
 
     def preempt(self, slot: Slot) -> None:
-        """Free its KV at once. Its tokens stay, and are computed again from position 0."""
+        """Free the slot's KV at once. Its tokens stay, and are computed again from position 0."""
 
     def release(self, slot: Slot) -> None:
         """Free a slot and its KV at once."""

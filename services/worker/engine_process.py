@@ -1,4 +1,4 @@
-"""A real engine in a process of its own: NATS and steps take no interpreter time from each other.
+"""Runs a real engine in a process of its own: NATS and steps share no interpreter.
 Steps go through a socket, results come back. A side that loses the other stops: the engine
 silently, the worker with an EngineError. `python -m services.worker.engine_process FD` is the other
 end.
@@ -33,7 +33,7 @@ from shared.process import logs
 from shared.process.chores import before
 from shared.structured import Structured
 
-# an engine whose worker is gone, or that was asked to stop, is killed after that
+# an engine whose worker is gone, or that was asked to stop, is killed after this
 LEAVES_WITHIN_S = 10.0
 BEAT_S = 1.0  # of the watchdog
 # times its prediction: prefills of an engine that was never measured are that far off
@@ -58,7 +58,7 @@ _decode_ran = msgspec.msgpack.Decoder(Ran).decode
 
 
 class EngineProcess:
-    """The worker's end. Implements services.worker.runner.Runner."""
+    """The worker's end of the socket. Implements services.worker.runner.Runner."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class Watchdog:
     def __init__(self, silent_s: float, kill: Callable[[], None]) -> None:
         """`silent_s`: as in WorkerConfig."""
         self._silent_s, self._kill = silent_s, kill
-        self._predicted_s: float | None = None  # of what was asked; None: nothing is
-        self._beats = 0  # since it was asked
-        self.fired = ""  # the words for it
+        self._predicted_s: float | None = None  # of the step under way; None: there is none
+        self._beats = 0  # since the step was asked for
+        self.fired = ""  # why the engine was killed; empty: it was not
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 

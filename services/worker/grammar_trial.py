@@ -1,4 +1,4 @@
-"""Formats of structured output are compiled on trial, before a worker takes their request in.
+"""Compiles formats of structured output on trial, before a worker takes their request in.
 
 A schema of 100 bytes can take hours and all memory. So a process beside the engine forks for each
 format, and the copy compiles it and begins to write by it. The kernel ends a copy that takes more
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 # 60 ms; with xgrammar and a vocabulary of 128,000 tokens 50 ms, and 100 optional properties 3.5 s.
 # Both engines compile beside their own thread.
 CPU_S = {"llguidance": 0.15, "xgrammar": 5.0}
-BUSY = 20.0  # a machine with other work takes at most so many times as long
+BUSY = 20.0  # the longest time of a trial over its CPU time, on a machine with other work
 MEMORY_BYTES = 512 << 20  # beyond what the process has; usual formats take 20 MB
 # The longest that a hold waits. The planner gives it up after a second (hold_timeout_s).
 ANSWERED_WITHIN_S = 0.7
@@ -53,7 +53,7 @@ class What(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """`refused`: why the format is never taken; empty if it is. `late`: it was not found out."""
+    """`refused`: why the format is never taken; empty if it is. `late`: the trial did not end."""
 
     refused: str = ""
     late: bool = False
@@ -66,7 +66,7 @@ _decode_tried = msgspec.msgpack.Decoder(Tried).decode
 
 
 class GrammarTrial:
-    """The worker's end. Its process begins with `start`, and again if it ended."""
+    """The worker's end of the socket. The process begins with `start`, and again if it ended."""
 
     def __init__(self, what: What) -> None:
         self._what = what
@@ -225,7 +225,7 @@ def _llguidance(what: What) -> Try:
 
 
 def _xgrammar(what: What) -> Try:
-    """vLLM's default. vLLM itself says what it takes; here only limits are tried."""
+    """A trial by vLLM's default compiler. vLLM checks the format; here only limits are tried."""
     import torch  # noqa: F401
     import xgrammar
     from transformers import AutoTokenizer

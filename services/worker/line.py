@@ -1,4 +1,4 @@
-"""Messages over a socket between a worker and a process of its own, each behind its length."""
+"""Sends messages over a socket between a worker and a child process, each behind its length."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The counters of a worker, over all its incarnations."""
+"""Exports the metrics of a worker, over all its incarnations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,7 +187,7 @@ class WorkerMetrics:
                 self._accepted_at[position].add(sum(n > position for n in accepted))
 
     def over(self, overs: Sequence[AttemptOver]) -> None:
-        """These attempts have left."""
+        """Forget attempts that are over, and export the decode times of those that ended well."""
         for over in overs:
             slot = self._slots.pop(over.key, None)
             request = None if slot is None else self._held.get(slot)
@@ -217,7 +217,7 @@ class WorkerMetrics:
             self._queued.observe(max(at_unix_s - request.arrived_unix_s, 0.0), 1, request.trace_id)
 
     def _show_fit(self, fitted: ProfileFile) -> None:
-        """The error of the fitted profile on the measurements that it was fitted to."""
+        """Export the error of the fitted profile on the measurements that it was fitted to."""
         error = fitted.error
         off = self._made.gauge(
             names.FIT_ERROR,
@@ -235,7 +235,7 @@ class WorkerMetrics:
                 off.labels(self._replica, regime).set(mape)
 
     def _labels(self, name: str) -> dict[str, str]:
-        """vLLM's label on vLLM's names, and whose numbers they are on all."""
+        """The labels of a family: `replica`, and `model_name` on families with vLLM's names."""
         model = {"model_name": self._model} if name.startswith("vllm:") else {}
         return {**model, "replica": self._replica}
 

@@ -1,10 +1,10 @@
-"""The text of a request's tokens: detokenised, cut before a stop string, never more than is
+"""Turns a request's tokens into text: detokenised, cut before a stop string, never more than is
 certain.
 
 Text that may begin a stop string waits. An automaton follows each string character by character, so
 the borders of tokens do not matter. The match that ends first wins, the longer one if two end
-together. One that is complete within `min_tokens` is ignored. The processor lives where the engine
-does.
+together. A match that is complete within `min_tokens` is ignored. The processor lives in the
+engine's process.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The ends of attempts, told once their acks are in the log, until an admission has them."""
+"""Reports the ends of attempts, once their acks are in the log, until an admission has them."""
 
 import asyncio
 

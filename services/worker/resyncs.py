@@ -1,4 +1,4 @@
-"""The answers to a planner that begins anew: all that the worker holds, page by page."""
+"""Answers a planner that begins anew with all that the worker holds, page by page."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ PAGE_ENTRIES = 256  # 256 offers are about 60 KB
 
 
 class Resyncs:
-    """`begun` is called when one begins: no earlier plan will run."""
+    """A worker's answers to resyncs. `begun` is called as one begins: no earlier plan will run."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Resyncs:
             self._resync(resync, call)
 
     async def _resync_if_leased(self, resync: Resync, call: Call) -> None:
-        """Obeys a planner's epoch: its lease's, or the next after ours. To obey any other, which is
-        no planner's, would lock out all that come.
+        """Obeys an epoch up to that of the planner's lease. To obey a higher one, which no planner
+        has, would lock out all planners that come.
         """
         try:
             newest = await lease_epoch(self._bus.leases, subjects.planner_lease(self._replica))

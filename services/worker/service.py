@@ -87,7 +87,7 @@ class WorkerService:
         self._replica = ReplicaId(cfg.replica)
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests, bus.bodies)
-        # The KV cache bounds the context, so that a request that runs alone always gets to its end.
+        # The KV cache bounds the context, so that a request with no other always gets to its end.
         self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
         self.core = WorkerCore(
             self._replica,
@@ -227,12 +227,12 @@ class WorkerService:
             await self._writer.queue.put(Job(finished, snapshots))
 
     def _forget_plans(self) -> None:
-        """Those that have come and were not begun will not be."""
+        """Forget the plans that came and were not begun: they never will be."""
         self._plan_came_unix_s.clear()
         self._traces.forget_plans()
 
     async def _lost_engine(self, error: EngineError) -> None:
-        """Tells, also in the log, what was computed: a request that ends engines must not go on."""
+        """Log and store the ends of the step's requests: one that ends engines must not go on."""
         finished = self.core.break_off() if error.in_turn else None
         requests = [] if finished is None else [over.key for over in finished.overs]
         log.error("engine.lost", replica=self._replica, error=str(error), requests=requests)
@@ -319,10 +319,10 @@ class WorkerService:
         await call.reply(answer)
 
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | str | None]:
-        """Record and body, read together where the hold names one. For a body that is damaged or
-        gone for good, the words for it; None for one that may come. A hold that names another body
-        is of a second copy of the request. The first may have been declined here for good, and must
-        not be held after all.
+        """Record and body, read together where the hold names a body. A body that is damaged or
+        gone for good is replaced by a text that says so; None: it may still come. A hold that names
+        another body than the record is of a second copy of the request: the first may have been
+        declined here for good, and must not be held after all.
         """
         if hold.body_key and not in_record(hold.body_key):
             stored, body = await asyncio.gather(
@@ -468,7 +468,7 @@ async def serve(
 
 
 async def _or_words(reading: Awaitable[Body | None]) -> Body | str | None:
-    """The body; the words for it where it is damaged."""
+    """The body, or, if it is damaged, a text that says so."""
     try:
         return await reading
     except StoreDamaged as error:

@@ -1,4 +1,4 @@
-"""One iteration where the engine is: free, load, compute, end outputs, say what goes out."""
+"""Runs one iteration beside the engine: frees, loads, computes, ends outputs, makes the text."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,5 +1,5 @@
 """The worker's part of traces: iterations whose plan is traced. Each is a span of the requests in
-it, linked to the plan's trace, and a span of that trace. What has no traceparent costs nothing.
+it, linked to the plan's trace, and a span of that trace. A plan without a traceparent has none.
 """
 
 from shared.core.worker.step import Ran, Step
@@ -11,7 +11,7 @@ REQUESTS = 8  # of one iteration that get a span
 
 
 class Traces:
-    """The traces of the requests held now, by slot, and those of plans to come."""
+    """The traces of the requests held now, by slot, and of plans to come, by number."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -19,7 +19,7 @@ class Traces:
         self._plans: dict[int, str] = {}  # by seq
 
     def held(self, slot: int, record: Record) -> None:
-        """A slot is used again by a later request."""
+        """Note the request's trace; a slot is used again by a later request."""
         parent = TraceParent.parse(record.traceparent)
         if parent is not None and parent.sampled:
             self._by_slot[slot] = record.traceparent

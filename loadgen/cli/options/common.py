@@ -31,7 +31,7 @@ def make_folder(option: str, folder: Path | None) -> None:
 
 
 def check_id(option: str, value: str | None) -> None:
-    """Raises ConfigError for what can be no id."""
+    """Raises ConfigError for a value that is no valid id."""
     if value is not None and not ID_PATTERN.fullmatch(value):
         raise ConfigError(f"{option} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
 
@@ -51,7 +51,7 @@ def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def awaiting_admission(url: str) -> Iterator[None]:
-    """Says what to do where no admission service answers. Raises BusError."""
+    """If no admission service answers, raises a BusError that says what to do."""
     try:
         yield
     except NoResponders as error:

@@ -147,7 +147,7 @@ def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_argument(parser: argparse.ArgumentParser, *, of_fleet: bool = False) -> None:
-    """`of_fleet`: without a number it is what the fleet has, and None here."""
+    """Adds --context. `of_fleet`: left out, it is None here, and the fleet's own counts."""
     how = "(int)" if of_fleet else "= 8192"
     text = "leave out requests with more than N tokens of prompt and output"
     fleets = " (default: what the fleet has)" if of_fleet else ""

@@ -94,7 +94,7 @@ class Chat:
         self._session = new_request_id()
 
     def say(self, text: str) -> bool:
-        """Asks, shows the answer and keeps both. False, and nothing kept, if it ended badly."""
+        """Asks, shows the answer and keeps both. False: the answer ended badly; nothing is kept."""
         try:
             answer = asyncio.run(self._ask(text, _show))
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`slackline advise`: how many replicas of which GPU a recorded load needs, in virtual time."""
+"""`slackline advise`: simulates how many replicas of which GPU a recorded load needs."""
 
 import argparse
 import sys
@@ -121,7 +121,7 @@ def _requests(trace: Trace, tiers: TierSet, seed: int) -> list[PlannedRequest]:
 def _trials(
     args: argparse.Namespace, profile: str, tiers: TierSet, name: str, last_s: float
 ) -> list[Trial]:
-    """Replicas of this profile without a draft model, and with it unless it is ruled out."""
+    """A trial of this profile without a draft model, and one with it unless that is ruled out."""
     file = profiles.read(profile)
     draft = draft_of(args, file.draft)
     return [

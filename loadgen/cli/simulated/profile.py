@@ -252,13 +252,13 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Raises ConfigError for a place at which no profile can be."""
+    """Raises ConfigError for a path at which no profile can be written."""
     if path is not None and (path.suffix != ".json" or not path.parent.is_dir()):
         raise ConfigError(f"--out {path}: expected a .json file in a folder that exists")
 
 
 def encoded(file: ProfileFile) -> bytes:
-    """The contents of its file. Raises msgspec.MsgspecError where reading the file would."""
+    """The contents of a profile's file. Raises msgspec.MsgspecError if reading them would."""
     text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
     msgspec.json.decode(text, type=ProfileFile)
     return text

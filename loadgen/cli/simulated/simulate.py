@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress(plan: Plan, now_s: float, ended: int) -> str:
-    """The progress in words; what still runs after the last arrival goes on beyond 100 %."""
+    """The progress in words. It exceeds 100 % while requests run after the last arrival."""
     share = f"{100 * now_s / plan.duration_s:.0f} %"
     return (
         f"{now_s:.0f} of {plan.duration_s:.0f} s simulated ({share}), "

@@ -1,4 +1,4 @@
-"""AdaServe's figures. They have no numbers but for Figure 14; claims are of the text."""
+"""The runs for AdaServe's figures. Only Figure 14 has numbers; other claims are the text's."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -68,7 +68,7 @@ SYSTEMS = {
 
 
 def swing(multiples: Sequence[float], duration_s: float) -> str:
-    """A run in equal steps, as --bursts takes it."""
+    """These multiples of the rate in equal steps over a run, as --bursts takes them."""
     return ",".join(f"{duration_s / len(multiples):g}:{multiple:g}" for multiple in multiples)
 
 
@@ -99,7 +99,7 @@ def share(coding: float) -> TierSet:
 
 
 def scale(times: float) -> TierSet:
-    """Tiers in which coding's SLO is so many times its pace alone."""
+    """Tiers in which coding's SLO is `times` its pace with a replica to itself."""
     coding: Tier = TIERS.tiers["coding"]
     if times == coding.slo.tbt_x:
         return TIERS
@@ -128,15 +128,15 @@ def _ours(case: Case) -> Run:
 
 
 def attainment(cases: Sequence[Case]) -> Value:
-    """At most so many times the best baseline's."""
+    """The greatest multiple, over these cases, of the best baseline's attainment."""
     return highest(
         *(over(attained(_ours(c)), highest(*map(attained, _of_rivals(c)))) for c in cases)
     )
 
 
 def unattained(cases: Sequence[Case]) -> Value:
-    """At most so many times fewer than the best baseline. A hundredth of ours counts as lost, so
-    that no ratio divides by nothing.
+    """The greatest factor, over these cases, by which fewer requests miss than under the best
+    baseline. A hundredth of ours counts as lost, so that no ratio divides by nothing.
     """
     return highest(
         *(

@@ -1,4 +1,4 @@
-"""Ascendra's Figures 9 and 12."""
+"""The laboratory's runs for Ascendra's Figures 9 and 12."""
 
 from msgspec.structs import replace
 

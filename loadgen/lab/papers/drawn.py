@@ -29,7 +29,7 @@ PLAIN = (("ttft_s", "tbt_s"), ("ttlt_s",))
 
 
 def drawn(rng: Random, low: float, high: float) -> float:
-    """Draws evenly in the logarithm, to two digits."""
+    """A number from `low` to `high`, drawn evenly in the logarithm, to two digits."""
     return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.2g}")
 
 

@@ -1,4 +1,4 @@
-"""The execution of jobs in several processes. Each result is stored as soon as its run ends."""
+"""Executes jobs in several processes. Each result is stored as soon as its run ends."""
 
 import sys
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ HARD_PACES: Mapping[str, Mapping[float, float]] = {
 
 
 def load_of(name: str, hours: float, times: float = 1.0) -> Run:
-    """A load at so many times its rate, for so many times its length."""
+    """A load at `times` its rate, with `hours` of arrivals."""
     run = LOADS[name]
     return replace(
         run,
@@ -148,5 +148,5 @@ def under(run: Run, policy: str, settings: Settings | None = None) -> Run:
 
 
 def settings_of(run: Run) -> Mapping[str, Sequence[Settings]]:
-    """The settings that each of the ten may have on this load."""
+    """The settings that each of the ten other policies may have on this load."""
     return WITH_DRAFT if run.draft else WITHOUT_DRAFT

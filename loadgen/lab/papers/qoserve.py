@@ -1,4 +1,4 @@
-"""QoServe's figures and tables. Published figures are of A100s."""
+"""The laboratory's runs for QoServe's figures and tables. Published figures are of A100s."""
 
 from msgspec.structs import replace
 
@@ -104,7 +104,7 @@ def _deployment(what: str, runs: list[Run], published: tuple[float, float]) -> R
 
 
 def _part(what: str, policy: str, first: float, published: tuple[float, float], **off: str) -> Row:
-    """`first`: the rate tried first. Figure 7 searches for two of these, too."""
+    """A row of a policy's part. `first`: the rate tried first. Figure 7 has two of these, too."""
     run = run_of(policy, "azure-code", first, 4, **off)
     return Row("table5", what, [capacity(run), of(violated, replace(run, rate_rps=6.0))], published)
 

@@ -62,7 +62,7 @@ class Run(Struct, frozen=True, kw_only=True):
     # As --wait: requests that have not ended so long after the last arrival are violated. None:
     # wait for all.
     wait_s: float | None = None
-    kv_tokens: int = 0  # of each replica; 0: as many as the profile states
+    kv_tokens: int = 0  # of each replica; 0: the number that the profile states
     engine_times: float = 1.0  # as of a `Deployment`
     length_times: float = 1.0  # as of a `Deployment`
     outages: tuple[Outage, ...] = ()  # as of a `Deployment`; each with an end
@@ -88,7 +88,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
 
 def violated_fraction(figures: Figures) -> float:
-    """The violated fraction of what a paper's capacity counts: requests, or whole sessions."""
+    """The violated fraction of requests, or of sessions where a paper's capacity counts those."""
     by_session = figures.by_session
     return figures.violated_fraction if by_session is None else by_session.violated_fraction
 

@@ -18,9 +18,9 @@ Lookup = Callable[[Run], RunResult | None]  # a result that is in the cache
 class Search(Struct, frozen=True, kw_only=True):
     """A search for the highest rate at which at most `violations` of the requests are violated.
 
-    It ends within `precision` of that rate. It tries `run.rate_rps` first, then `step` times as
-    much as long as that passes. Every rate has the same seed: the same requests, with their gaps
-    scaled.
+    The search ends within `precision` of that rate. It tries `run.rate_rps` first, then rates that
+    grow by `step` while they pass. Every rate has the same seed: the same requests, with their
+    gaps scaled.
     """
 
     run: Run

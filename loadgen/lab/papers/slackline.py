@@ -1,4 +1,4 @@
-"""`slackline` beside other policies on 27 loads, and without each of its constants."""
+"""Compares `slackline` with other policies on 27 loads, and with itself without each constant."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -83,7 +83,7 @@ COLUMNS: Mapping[str, Run] = {
     "QoServe, code x2": load_of("QoServe, code", 0.25, 2.0),
     "ChatBot x1.5": load_of("ChatBot", 0.5, 1.5),
 }
-# What a profile or a plan does not know.
+# Ways in which replicas differ from what profiles and plans say.
 MIXED, LENGTH_S = load_of("Mixed", 0.6, 0.9), 36.0
 MISJUDGED: Mapping[str, Run] = {
     "Mixed x0.9, as predicted": MIXED,
@@ -102,7 +102,7 @@ kept = partial(met_worth, seeds=SEEDS)
 
 
 def _each(name: str) -> Row:
-    """The ten on a load of the papers, each at the setting that suits it best there."""
+    """The ten other policies on a load of the papers, each at the setting that suits it best."""
     run = load_of(name, 1.0)
     values = []
     for policy in OTHERS:

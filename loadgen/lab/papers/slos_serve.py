@@ -1,4 +1,4 @@
-"""SLOs-Serve's figures. A GPU is one of 80 GB, or has the KV of the paper's 40 GB."""
+"""The runs for SLOs-Serve's figures. A GPU has 80 GB, or the KV of the paper's 40 GB."""
 
 from collections.abc import Mapping
 
@@ -82,12 +82,12 @@ def run_of(system: str, name: str, rate_rps: float, replicas: int = 1, **more: s
 
 
 def carried(run: Run, violations: float = 0.1) -> Value:
-    """The capacity. It begins near, so steps are small."""
+    """The capacity. The run's rate is near it, so the search takes small steps."""
     return capacity(run, violations=violations, precision=0.05, step=1.2)
 
 
 def ours(name: str, rate_rps: float | None = None, replicas: int = 1, **more: str) -> Value:
-    """SLOs-Serve's capacity for each replica."""
+    """Our SLOs-Serve's capacity for each replica."""
     first = FIRST_RPS[name][3] if rate_rps is None else rate_rps
     found = carried(run_of(SYSTEMS[3], name, replicas * first, replicas, **more))
     return combined(lambda rate: rate / replicas, found)
@@ -98,12 +98,12 @@ def all_of(name: str) -> list[Value]:
 
 
 def strict(run: Run) -> Value:
-    """At most 2 % violated, in runs twice as long."""
+    """The capacity with at most 2 % violated, in runs twice as long."""
     return carried(replace(run, duration_s=2 * run.duration_s), violations=0.02)
 
 
 def small(system: str, name: str, rate_rps: float, **more: str) -> Run:
-    """The KV of a GPU of 40 GB, for half as long."""
+    """A run with the KV of a GPU of 40 GB, half as long as usual."""
     run = run_of(system, name, rate_rps, 1, **more)
     seconds = run.duration_s / 2
     return replace(run, duration_s=seconds, kv_tokens=KV_TOKENS, draft=SMALL_DRAFT)

@@ -1,4 +1,4 @@
-"""SOLA's Figures 7 and 8: goodput under tight and loose SLOs."""
+"""The laboratory's runs for SOLA's Figures 7 and 8: goodput under tight and loose SLOs."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Benchmark(NamedTuple):
     profile: str
     workload: str
     first_rps: float  # the rate tried first
-    times: float  # runs are so many times as long; about as many requests in each
+    times: float  # the factor on a run's length, so that runs have about equally many requests
 
 
 CHUNK = "1024"

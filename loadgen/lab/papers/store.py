@@ -1,7 +1,7 @@
-"""The results of runs: those behind the page, in one file that belongs to the project, and those of
-this machine, a JSON file each.
+"""Stores the results of runs: those behind docs/laboratory.md in one file of the project, and those
+of this machine in a JSON file each.
 
-With the former a change of one policy repeats only the runs of that policy.
+With the project's file a change of one policy repeats only the runs of that policy.
 """
 
 import lzma
@@ -32,7 +32,7 @@ class Store:
         self.kept = {} if file is None or not file.exists() else _read(file)
 
     def get(self, run: Run) -> RunResult | None:
-        """None: not run with the policy as it is."""
+        """The result of a run; None if the run was not made with the policy as it is."""
         one = self.kept.get(run.key)
         if one is not None and one.version == run.version:
             return one.result

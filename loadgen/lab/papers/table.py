@@ -11,7 +11,7 @@ from loadgen.markdown import table
 
 MISSING = "not run"
 CLOSE = 0.15  # relative difference within which a figure counts as reproduced
-CLOSE_POINTS = 0.5  # and so many points of a percentage
+CLOSE_POINTS = 0.5  # for percentages also this difference, in points
 
 
 class Row(NamedTuple):
@@ -35,13 +35,13 @@ class Table(NamedTuple):
     percent: bool = False
 
     def of(self, names: Collection[str]) -> "Table":
-        """The rows of these names, or all of them for the table's own."""
+        """The table with the rows of these names only, or with all rows if it is named itself."""
         if self.name in names:
             return self
         return self._replace(rows=[row for row in self.rows if row.name in names])
 
     def jobs(self, lookup: Lookup, hours: float | None = None) -> Sequence[Job]:
-        """The jobs of its rows. Runs at a rate that a search finds are asked for once it is."""
+        """The jobs of the rows. A run at a rate to be searched is included once that is found."""
         results = Results(lookup, hours)
         for row in self.rows:
             _evaluated(row, results)
@@ -69,7 +69,7 @@ def render(of: Table, results: Results) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _cell(found: Found | None, form: str, printed: float | None, *, percent: bool) -> str:
-    """Ours, and the published value in brackets; bold where ours is far from it."""
+    """Our value, with the published one in brackets; bold where the two are far apart."""
     shown = MISSING if found is None else figure(found.mean, form)
     if found is not None and found.label:
         shown += f" `{found.label}`"
@@ -85,7 +85,7 @@ def figure(value: float, form: str) -> str:
 
 
 def reproduced(ours: float, published: float, *, percent: bool = False) -> bool:
-    """Within 15 % of the published value; a percentage also within half a point."""
+    """True within 15 % of the published value, for a percentage also within half a point."""
     apart = abs(ours - published)
     return apart <= CLOSE * abs(published) + 1e-9 or (percent and apart <= CLOSE_POINTS)
 

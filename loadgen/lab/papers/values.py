@@ -28,9 +28,9 @@ class Found(NamedTuple):
 
 
 class Results:
-    """The results of runs, as values read them. It records what they ask for and what they got.
+    """The results of runs, as values read them; it notes the runs asked for and the results given.
 
-    `hours`: each run has so many hours of arrivals, whatever its row says.
+    `hours`: the hours of arrivals that each run has, whatever its row says.
     """
 
     def __init__(self, lookup: Lookup, hours: float | None = None) -> None:
@@ -53,7 +53,7 @@ class Results:
         return None if result is None else result.figures
 
     def capacity(self, search: Search) -> float | None:
-        """Requests per second."""
+        """The capacity that the search found, in requests per second; None: it is not done."""
         sized = replace(search, run=self._sized(search.run))
         self.requested.append(sized)
         found = advance(sized, self._seen)
@@ -84,7 +84,7 @@ def of(read: Read, run: Run, seeds: Sequence[int] = ()) -> Value:
 
 
 def violated(figures: Figures) -> float:
-    """Requests (of sessions, sessions) whose SLO was not met, in %."""
+    """The requests whose SLO was not met, in %; with sessions of rounds, the sessions."""
     return 100 * violated_fraction(figures)
 
 
@@ -115,7 +115,7 @@ def met_worth(run: Run, seeds: Sequence[int] = ()) -> Value:
 def capacity(
     run: Run, *, violations: float = VIOLATIONS, precision: float = 0.03, step: float = 2.0
 ) -> Value:
-    """The highest rate that violates at most so many, within `precision`; the run's is first."""
+    """The highest rate with at most `violations`, within `precision`; the run's is tried first."""
     search = Search(run=run, violations=violations, precision=precision, step=step)
 
     def value(results: Results) -> Found | None:

@@ -1,4 +1,4 @@
-"""Explanations: where the time of a request went, from its record and the log."""
+"""Explains where the time of a request went, from its record and the log of its replica."""
 
 import structlog
 
@@ -27,7 +27,7 @@ class Explanations:
         self._records, self._replays, self._clock = records, replays, clock
 
     async def answer(self, explain: Explain, call: Call) -> None:
-        """Reply with an Explanation or Refused. To the operator other tenants are named."""
+        """Reply with an Explanation or Refused. Only the operator's names other tenants."""
         whole = call.subject == subjects.EXPLAIN_ALL
         try:
             tenant = (

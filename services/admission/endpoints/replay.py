@@ -1,4 +1,4 @@
-"""Replays: a client that attaches gets the output so far, from the record and the log."""
+"""Gives clients that attach the output so far, from the record or the replica's log."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ LOG_CACHE_S = 0.3
 
 
 class Replays:
-    """Answers of one admission instance to Attach. They share what was read of the logs."""
+    """Answers of one admission instance to Attach. They share the stories read from the logs."""
 
     def __init__(self, bus: Bus, records: Records, clock: Clock) -> None:
         self._bus, self._records, self._clock = bus, records, clock
@@ -62,7 +62,7 @@ class Replays:
         await call.reply(replay)
 
     async def so_far(self, record: Record) -> Resume:
-        """The output of a request: of its running attempt by the log, else by the record."""
+        """The output of a request: from the log while an attempt runs, else from the record."""
         if record.verdict is None and record.replica is not None:
             stories = await self._read(record.replica)
             story = stories.get((record.key, record.attempt, record.incarnation))
@@ -71,7 +71,7 @@ class Replays:
         return await self._records.output(record)
 
     async def _read(self, replica: ReplicaId) -> acklog.Stories:
-        """A replica's stories, read at most every LOG_CACHE_S: all its readers come at once."""
+        """A replica's stories, read at most every LOG_CACHE_S: clients often attach together."""
         async with self._locks.setdefault(replica, asyncio.Lock()):
             read_unix_s, stories = self._stories.get(replica, (0.0, {}))
             if self._clock.unix_s() - read_unix_s > LOG_CACHE_S:

@@ -1,4 +1,4 @@
-"""Answers which tokens a text has, and which text tokens have, as requests are read."""
+"""Answers which tokens a text has, and which text tokens have, by the tokenizer of requests."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The way in: requests are let in, wait for their turn, are read, stored and offered."""
+"""Takes requests in: they are let in, wait for their turn, are read, stored and offered."""
 
 import asyncio
 import math
@@ -46,19 +46,19 @@ WITHDRAWN = Refused(
 LEADER_S = 6.0  # three brokers elect a leader within 5 s, a store that restarts is back in 2
 LEADER_PAUSE_S = 0.1
 # Requests read and stored at once, of the `receive_limit` that were let in: with a store that takes
-# 60 ms, 1,000/s. What another tenant sends begins beside them at once. For CROWDED_S after a
-# refusal and LATELY_S after another tenant asked, one begins in each turn of the loop: some twelve
-# are under way then, so that those of the other tenant end soon.
+# 60 ms, 1,000/s. A request of another tenant begins beside them at once. For CROWDED_S after a
+# refusal and LATELY_S after another tenant asked, one request begins in each turn of the loop: some
+# twelve are under way then, so that the other tenant's end soon.
 AT_ONCE = 64
 CROWDED_S, LATELY_S = 1.0, 10.0
-# While one of its tenant has waited so long for its turn, a request is refused. One whose own turn
-# comes so late is refused then: after 2 s its client asks again, and the copy would cost as much.
+# While a request of a tenant has waited QUEUE_S for its turn, the tenant's new ones are refused. So
+# is one whose turn comes after TURN_S: after 2 s its client asks again, and that costs as much.
 QUEUE_S, TURN_S = 1.0, 1.6
-SAID_S = 0.1  # one refusal at the gate serves for so long
+SAID_S = 0.1  # how long one refusal at the gate is used again
 
 
 class Arrival(NamedTuple):
-    """A request that was let in. `key` is None where its id is none."""
+    """A request that was let in. `key` is None if the request's id is not a valid one."""
 
     request: GenerateRequest
     key: RequestKey | None
@@ -68,7 +68,7 @@ class Arrival(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A request under its id: what a copy of it is compared by."""
+    """A request's id, and the digest that a copy of the request is compared by."""
 
     key: RequestKey
     digest: bytes
@@ -156,7 +156,7 @@ class Arrivals:
             asyncio.get_running_loop().call_soon(self._begin_next)
 
     def _begin_next(self) -> None:
-        """Begin to read what has its turn."""
+        """Begin to read the requests whose turn it is."""
         self._calling, now = False, self._clock.unix_s()
         crowded = now - self._said_unix_s < CROWDED_S and now - self._other_unix_s < LATELY_S
         while (arrival := self._line.next()) is not None:
@@ -178,8 +178,8 @@ class Arrivals:
             self._call_next()
 
     async def _traced(self, arrival: Arrival, caller: str, traceparent: str) -> None:
-        """Take the request in; whatever is wrong with it, its client is told. `traceparent` is that
-        of its span `request`, which ends here where nothing of it is stored.
+        """Take the request in, and tell its client whatever is wrong. `traceparent` is that of the
+        request's span `request`, which ends here if no part of the request is stored.
         """
         request, key, call, _, now = arrival
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
@@ -261,8 +261,8 @@ class Arrivals:
     async def _store(
         self, known: Known, record: Record, body: Body, told: bool, now: float
     ) -> bool:
-        """Store the record with its first place, and offer it there. False: it was withdrawn, or a
-        copy of it came first. `told`: its client hears at once that it was received.
+        """Store the record with its first place, and offer the request there. False: it was
+        cancelled, or a copy came first. `told`: the client hears at once that it was received.
         """
         key, call = known.key, known.call
         record, answer = self._asked(record, now)

@@ -1,5 +1,5 @@
-"""The endpoint for requests, open while the store takes writes. Behind a closed door requests go to
-another instance, or are refused at once; `infra/health.py requests` and `/ready` fail.
+"""Keeps the endpoint for requests open while the store takes writes. While the endpoint is closed,
+requests go to another instance or are refused at once; `infra/health.py requests`, `/ready` fail.
 """
 
 import asyncio

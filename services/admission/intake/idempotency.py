@@ -1,5 +1,5 @@
-"""The digest of what a client asked for under an id, in the record. Another request under the same
-id is a conflict; the same one again is a retry, which gets the first one's answer.
+"""Computes the digest of a request, kept in its record. Another request under the same id is a
+conflict; the same request again is a retry, which gets the first one's answer.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ _encode_in_order = msgspec.json.Encoder(order="deterministic").encode
 def digest(request: GenerateRequest, tier: str) -> bytes:
     """The digest of all that shapes the answer: prompt, messages or token ids, model, adapter,
     sampling, tier, SLO, choices, and whether it may be relegated. A retry may differ in the inbox
-    and its encoding, the trace, `importance`, `application`, `session` and `expires_s`: the first
-    one's stay. Raises PeerError for messages that JSON cannot say.
+    and its encoding, the trace, `importance`, `application`, `session` and `expires_s`: those of
+    the first request stay. Raises PeerError for messages that JSON cannot express.
     """
     try:
         shaping: tuple[Any, ...] = (

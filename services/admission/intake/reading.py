@@ -1,4 +1,4 @@
-"""From a client's request to a record that can be stored: checks, tokens, deadlines. No I/O but the
+"""Turns a client's request into a record to store: checks, tokens, deadlines. No I/O but the
 tokenizer's thread. Nothing takes unbounded time: a message has 8 MiB, a MiB takes at most 1 s of
 CPU time to tokenise, rendering ends after RENDER_CPU_S. So a thread is done within 20 s.
 """
@@ -93,7 +93,7 @@ def _given(request: GenerateRequest) -> list[str]:
 
 
 def check_tokenizer(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if our tokenizer, of `model`, is not the served model's: ids differ then."""
+    """Raises PeerError if our tokenizer, `model`'s, is not the served model's: ids would differ."""
     if worker is not None and worker.engine != "sim" and worker.model != model:
         ours = f"that of `{model}`" if model else "the built-in one"
         raise PeerError(
@@ -226,7 +226,7 @@ class Intake:
         body_key: Callable[[RequestKey], str],
         owner: str,
     ) -> None:
-        """`model`: whose tokenizer it is, "" for the built-in one."""
+        """`model`: the model whose tokenizer is given; "" for the built-in tokenizer."""
         self._rules, self._tokenizer, self._model = rules, tokenizer, model
         self._workers, self._body_key, self._owner = workers, body_key, owner
         self._turns = Turns(LONG_PROMPTS)
@@ -235,7 +235,7 @@ class Intake:
         self, request: GenerateRequest, tier: str, payload_bytes: int
     ) -> tuple[RequestKey, bytes]:
         """The key of a request, and the digest of what it asks for. Raises PeerError for every
-        mistake that needs no tokenizer to be found. `payload_bytes`: of the message that it was.
+        mistake that needs no tokenizer to be found. `payload_bytes`: the size of its message.
         """
 
         def step() -> tuple[RequestKey, bytes]:
@@ -256,8 +256,8 @@ class Intake:
         traceparent: str,
         caller: str,
     ) -> tuple[Record, Body]:
-        """The record to store, not yet placed, and its body. Raises PeerError. It waits while a
-        worker may live that has what the request needs and has not been heard of.
+        """The record to store, not yet placed, and its body. Raises PeerError. Waits while a worker
+        that was not heard of yet may have what the request needs.
         """
         wanted = await self._wanted(request)
         worker = self._workers.any(wanted.needs) or self._workers.last

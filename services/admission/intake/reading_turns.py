@@ -1,4 +1,4 @@
-"""The line of long texts in front of the threads that read them, fair to tenants."""
+"""Lets long texts wait their turn for the threads that read them, fairly among tenants."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from shared.errors import PeerError
 
-# A text so long takes 0.25 s, at 1 us a byte, and the longest 8 s; its memory is 200 times its size
+# A text this long takes 0.25 s, at 1 us a byte, the longest 8 s; its memory is 200 times its size
 HUGE_BYTES = 256 * 1024
 # the longest wait for a turn: whoever submits gives up after 15 s, and the longest text takes 8
 WAIT_S = 7.0
@@ -21,8 +21,8 @@ class Turns:
     has bytes read in proportion to its weight.
 
     Start-time fair queueing (Goyal et al., SIGCOMM 1996): in virtual time a text starts where its
-    tenant's last one ends, but not before the one that began last. It takes its size divided by the
-    weight. The one that starts first is next. Those that wait are bounded where they are let in.
+    tenant's last one ends, but not before the text that began last. It takes its size divided by
+    the weight. The text that starts first is next. Waiting texts are bounded where they are let in.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -73,7 +73,7 @@ class Turns:
             begun.set_result(None)
 
     def _next(self) -> Line:
-        """The line of the text that is next; an empty one where none may begin."""
+        """The line whose first text is next; an empty line where no text may begin."""
         if not (self._huge and self._huge_free):
             return self._short
         return min(self._huge, self._short or self._huge)

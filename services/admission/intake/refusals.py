@@ -1,4 +1,4 @@
-"""Refusals: their clients are told, they are counted, and who watches the fleet hears of them."""
+"""Tells clients of refusals, counts them, and publishes them to whoever watches the fleet."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +11,7 @@ from shared.placing.outcomes import Outcomes
 from shared.process.chores import Chores
 from shared.schemas import Ended, Refused
 
-NOTICE_S = 0.1  # one notice for the refusals of so long
+NOTICE_S = 0.1  # one notice tells of the refusals of this time
 
 
 class Refusals:

@@ -1,6 +1,6 @@
-"""The needs that not every engine meets, and whether some replica does. Admission refuses for good
-only what it knows: it has listened long enough to hear every living worker, and no replica has met
-the need since admission began. Otherwise the client may ask again.
+"""Finds a request's needs that not every engine meets, and whether some replica meets them. To
+refuse for good, admission must have listened long enough to hear every living worker, and no
+replica may have met the need since admission began. Otherwise the client may ask again.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Pauses of this process. The requests that it receives right after one are old."""
+"""Notices pauses of this process: requests that it receives right after a pause are old."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from shared.clock import Clock
 from shared.errors import BusError
 
 BEAT_S = 0.25
-# Clients wait so long (`Patience.answer_s`); then another admission may have told them no.
+# Clients wait so long (`Patience.answer_s`); then another admission may have refused them.
 STALLED_S = 2.0
 
 
 class Stall:
-    """After a pause of STALLED_S, what was sent before its end is old. NATS keeps the order, so all
-    of that has come once a flush is answered.
+    """Tells whether messages may be old: they are, if sent before the end of a pause of STALLED_S.
+    NATS keeps the order, so all old messages have come once a flush is answered.
     """
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
@@ -23,7 +23,7 @@ class Stall:
         self._over.set()
 
     def look(self) -> bool:
-        """True if what is received now may be old."""
+        """True if messages received now may be old."""
         now = self._clock.unix_s()
         if now - self._beat_unix_s > STALLED_S:
             self._over.clear()

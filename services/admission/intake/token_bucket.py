@@ -1,5 +1,5 @@
-"""A bucket of tokens for each tenant with a limit. A request is let in while the bucket is not
-below empty; then it pays its prompt, and at its end its output.
+"""Limits each tenant's rate of tokens by a bucket. A request is let in while the bucket is not
+below empty; then it pays for its prompt, and at its end for its output.
 """
 
 import math
@@ -18,7 +18,7 @@ class _Bucket:
 
 
 class TokenBuckets:
-    """The buckets of one admission, which has an equal part of each rate with its fellows."""
+    """The buckets of one admission instance. All instances have equal parts of each rate."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
@@ -33,7 +33,7 @@ class TokenBuckets:
     def take(
         self, name: str, tenant: Tenant, tokens: int, admissions: int, now_unix_s: float
     ) -> None:
-        """So many tokens of this tenant were read or made."""
+        """Take `tokens`, which were read or made, out of the tenant's bucket."""
         if not math.isinf(tenant.tokens_s):
             self._filled(name, tenant, admissions, now_unix_s).tokens -= tokens
 

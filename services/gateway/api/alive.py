@@ -1,4 +1,4 @@
-"""The live replicas, models and LoRA adapters, by the digests of their planners."""
+"""Tells which replicas, models and LoRA adapters live, by the digests of their planners."""
 
 from msgspec import UNSET, Struct, UnsetType, field
 

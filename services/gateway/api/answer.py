@@ -1,6 +1,6 @@
-"""One HTTP response from the events of its requests: a stream, or one JSON body. Nothing is queued:
-an event is written, with those that have come, up to TOGETHER_BYTES, before the next is read.
-Behind a slow reader handles drop events beyond a bound, and read them again from the log.
+"""Writes one HTTP response from the events of its requests: a stream, or one JSON body. Nothing is
+queued: events that have come are written, up to TOGETHER_BYTES, before the next is read. Behind a
+slow reader, handles drop events beyond a bound, and read them again from the log.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ReaderStalled(Exception):
 
 
 class Heard(NamedTuple):
-    """News of one choice. Its verdict is a good one."""
+    """News of one choice. A verdict in it is a good one: others are Problems."""
 
     choice: int
     news: Delta | Status | Verdict
@@ -99,7 +99,7 @@ class Answer:
 
     @property
     def model(self) -> str:
-        """The model that was named, or else the fleet's: it may be known only once it answers."""
+        """The model that was named, else the fleet's, which may be known only once it answers."""
         self._model = self._model or self._default_model()
         return self._model
 
@@ -198,7 +198,7 @@ class Answer:
                 return
 
     async def fail(self, problem: Problem, body: bytes = b"") -> None:
-        """Write the end of an answer that has failed, behind what is still to be written."""
+        """Write the end of an answer that has failed, behind `body`, which is still unwritten."""
         if self.status == 0:
             await self._refuse(problem)
         elif self._ask.stream:

@@ -1,6 +1,6 @@
 """The common part of chat and completion bodies, and its decoding. A field that we do not implement
-is accepted with its neutral value only; admission refuses what no replica has. `top_k`, `min_p`,
-`min_tokens`, `repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`,
+is accepted only with its neutral value; admission refuses needs that no replica meets. `top_k`,
+`min_p`, `min_tokens`, `repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`,
 `return_token_ids` and `priority` are vLLM's.
 """
 
@@ -92,7 +92,7 @@ class AskBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ignored(self) -> list[str]:
-        """The fields that it has, and that have no effect; the answer tells them."""
+        """The fields of this body that have no effect; the answer names them."""
         return []
 
     @property
@@ -136,7 +136,7 @@ _type_of = cache(inspect.type_info)
 
 
 def _unknown(value: Any, kind: inspect.Type, place: str) -> Iterator[str]:
-    """Take the fields that are not known out of a value; their names."""
+    """Take the fields that are not known out of a value. Yields their names."""
     if isinstance(kind, inspect.Metadata):
         yield from _unknown(value, kind.type, place)
     elif isinstance(kind, inspect.UnionType):
@@ -158,13 +158,13 @@ def _unknown(value: Any, kind: inspect.Type, place: str) -> Iterator[str]:
 def read(
     decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]
 ) -> Body:
-    """Decode a body; a field in `neutral` has a value from there. Raises PeerError, naming it."""
+    """Decode a body; fields in `neutral` have only values from there. PeerError names the field."""
     if not raw.strip():
         raise PeerError("the body is empty")
     try:
         body = decoder.decode(raw)
     except UNDECODABLE as wrong:
-        # The message may quote what the client sent, at any length.
+        # The message may quote the client's text, at any length.
         message = str(wrong)[:300]
         if (unknown := UNKNOWN.fullmatch(message)) is not None:
             known = [field.encode_name for field in msgspec.structs.fields(decoder.type)]

@@ -31,7 +31,7 @@ from shared.schemas import Delta, TokenLogprob
 from shared.text.tool_format import ToolFormat
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
-# A message holds so many tokens with log-probabilities, of 20 alternatives each.
+# The tokens whose log-probabilities, with 20 alternatives each, one message can hold.
 FITS_WITH_LOGPROBS = 8192
 
 
@@ -195,7 +195,7 @@ class ChatChoiceWriter:
         logprobs: bool,
         token_ids: bool,
     ) -> None:
-        """`parallel`: it may hold several calls. `named`: the request named the tool."""
+        """`parallel`: the choice may hold several calls. `named`: the request named the tool."""
         self._index = index
         self._calls = calls
         self._id_of_call = id_of_call
@@ -252,7 +252,7 @@ class ChatChoiceWriter:
 
     @property
     def _owes_tokens(self) -> bool:
-        """Tells whether the client asked for something of tokens that no chunk has had yet."""
+        """Tells whether ids or log-probabilities that the client asked for are not written yet."""
         return bool(self._logprobs and self._likely) or bool(self._token_ids and self._tokens)
 
     def _deltas(self, pieces: Sequence[Piece]) -> list[MessageDelta]:
@@ -293,7 +293,7 @@ class ChatChoiceWriter:
         return chunks
 
     def _reason(self, finish_reason: str) -> str:
-        """An answer that calls a tool of its own choice ends for that."""
+        """The reason that the client is told: `tool_calls` if the model itself chose to call."""
         calls = self._called and not self._named and finish_reason == "stop"
         return "tool_calls" if calls else finish_reason
 
@@ -316,7 +316,7 @@ class ChatFormat:
         calls = self._calls
 
         def id_of_call(number: int) -> str:
-            """The same for whoever attaches. Mistral's templates take nine letters and digits."""
+            """The same id whoever attaches. Mistral's templates take nine letters and digits."""
             digest = sha256(f"{request_id}.{index}.{number}".encode()).hexdigest()
             return digest[:9] if tool_format == ToolFormat.MISTRAL else f"call_{digest[:24]}"
 

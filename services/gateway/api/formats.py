@@ -46,7 +46,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def wanted(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> Structured | None:
-    """The format; None: free text. Raises PeerError for one unknown, without schema, or several."""
+    """The format; None: free text. PeerError: it is unknown, has no schema, or there are two."""
     if response_format is None or response_format.type == "text":
         return None if outputs is None else _of_vllm(outputs)
     if outputs is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two APIs write them; a token within a character as bytes."""
+"""Writes log-probabilities as OpenAI's two APIs do, and tokens within a character as bytes."""
 
 import codecs
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 def written(piece: bytes) -> str:
-    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters: none look alike."""
+    """The text of a token, or `bytes:\\xe2\\x80` for parts of characters, which else look alike."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: admission answers, as it reads requests."""
+"""POST /tokenize and /detokenize, as vLLM has them. Admission answers, with its own tokenizer."""
 
 from typing import Annotated, Any
 

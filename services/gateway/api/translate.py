@@ -138,15 +138,15 @@ def id_of_choice(request_id: str, index: int) -> str:
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """The seed of choice i of a prompt: seed + i, modulo 2^64, as if it were asked for alone."""
+    """The seed of choice i of a prompt: seed + i, modulo 2^64, as if only it were asked for."""
     return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 
 
 def sampling_of(
     body: CompletionBody | ChatBody, calls: Calls | None = None, *, held: bool = True
 ) -> Sampling:
-    """`calls` are those of tools that the answer may hold. A required one is held to its format by
-    an engine that can. Of any other the marks are read, which are special tokens of some models.
+    """`calls`: the tool calls that the answer may hold. An engine that can (`held`) holds required
+    ones to their format. Others are found by their marks, which are special tokens of some models.
     """
     structured, skip = body.structured, body.skip_special_tokens is not False
     if calls is not None:

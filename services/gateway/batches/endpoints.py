@@ -133,7 +133,7 @@ class Batches:
 
 
 def _asked(record: BatchRecord) -> tuple[str, str, str, int, dict[str, str]]:
-    """The fields that its tenant chose."""
+    """The fields of a batch that its tenant chose."""
     return (
         record.input_file_id,
         record.endpoint,

@@ -1,4 +1,4 @@
-"""Limits the room of each tenant for files: those stored, and what has arrived of new ones."""
+"""Limits each tenant's room for files: stored files, and the bytes of new ones that arrived."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ class Share:
         tenant.coming_files += 1
 
     def take(self, size_bytes: int) -> bool:
-        """Take so many bytes. False: there is no room for them, or it would be a file too many."""
+        """Take `size_bytes` more. False: there is no room for them, or for one more file."""
         tenant = self._tenant
         if tenant.stored_files + tenant.coming_files > self._limit_files:
             return False

@@ -1,5 +1,5 @@
-"""The files of tenants: objects of the bucket `files`, whose chunks are written before the object
-is there. A file has its tenant in its name, so nobody reads another's.
+"""Stores the files of tenants: objects of the bucket `files`, whose chunks are written before the
+object is there. A file has its tenant in its name, so no tenant reads another's files.
 """
 
 import time
@@ -42,7 +42,7 @@ class Incoming:
         self._last = 0
 
     async def take(self, data: bytes, ttl_s: float) -> None:
-        """More of it. Raises StoreFull, BusTimeout."""
+        """Store the next bytes of the file. Raises StoreFull, BusTimeout."""
         self._kept += data
         while len(self._kept) >= CHUNK_BYTES:
             await self._append(bytes(self._kept[:CHUNK_BYTES]), ttl_s)
@@ -76,7 +76,7 @@ class FileStore:
         purpose: str,
         keep_s: int,
     ) -> FileObject:
-        """Make chunks that are all there a file of the tenant, for so long. Raises BusError."""
+        """Make stored chunks a file of the tenant, kept for `keep_s`. Raises BusError."""
         now = int(time.time())
         metadata = {
             "filename": filename,

@@ -35,7 +35,7 @@ class ExpiresAfter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seconds: int
 
     def keep_s(self, param: str) -> int:
-        """Raises PeerError for what OpenAI does not allow either."""
+        """The seconds. Raises PeerError for values that OpenAI does not allow either."""
         if self.anchor != "created_at":
             raise PeerError(f"{param}.anchor must be created_at", param=f"{param}.anchor")
         if not HOUR_S <= self.seconds <= MONTH_S:
@@ -117,7 +117,7 @@ class Files:
     async def _read(
         self, http_request: HttpRequest, form: Form, incoming: Incoming, share: Share
     ) -> dict[str, str]:
-        """The fields; the file is on its way into the store. `file` is the name of the file."""
+        """Read the form, store the file's chunks. Returns the fields; `file`: the file's name."""
         fields: dict[str, str] = {}
         name, size = "", 0
         while not form.whole:

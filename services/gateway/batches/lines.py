@@ -1,4 +1,4 @@
-"""The lines of a batch's file: read one after the other, however the file is cut into chunks."""
+"""Reads the lines of a batch's file one by one, however the file is cut into chunks."""
 
 import asyncio
 from codecs import BOM_UTF8
@@ -60,7 +60,7 @@ def read(raw: bytes) -> Line:
 
 
 async def check(chunks: AsyncIterator[bytes], endpoint: str) -> tuple[int, list[LineError]]:
-    """The number of lines that the file has, and what is wrong with it."""
+    """The number of lines that the file has, and the faults of the file."""
     errors: list[LineError] = []
     seen: set[bytes] = set()
     count = 0

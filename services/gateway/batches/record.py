@@ -77,21 +77,21 @@ class BatchRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def begun(record: BatchRecord, lines: int, now: int) -> BatchRecord | None:
-    """Its file was checked, and every line of it is good."""
+    """The batch's file was checked, and every line of it is good."""
     if record.status != "validating":
         return None
     return replace(record, status="in_progress", in_progress_at=now, total=lines)
 
 
 def failed(record: BatchRecord, errors: list[LineError], now: int) -> BatchRecord | None:
-    """Its file has faults, or is gone."""
+    """The batch's file has faults, or is gone."""
     if not record.open or record.status == "finalizing":
         return None
     return replace(record, status="failed", failed_at=now, errors=errors[:ERRORS_LIMIT])
 
 
 def cancelled(record: BatchRecord, now: int) -> BatchRecord | None:
-    """Its tenant wants no more of it. Raises PeerError once it is too late."""
+    """The tenant cancels the batch. Raises PeerError once it is too late."""
     if record.status == "cancelling":
         return None
     if record.status not in ("validating", "in_progress"):
@@ -104,7 +104,7 @@ def cancelled(record: BatchRecord, now: int) -> BatchRecord | None:
 
 
 def counted(record: BatchRecord, completed: int, failed: int) -> BatchRecord | None:
-    """So many of its lines have an answer, or an error."""
+    """`completed` lines have an answer by now, and `failed` lines an error."""
     if not record.open or (record.completed, record.failed) == (completed, failed):
         return None
     return replace(record, completed=completed, failed=failed)
@@ -127,7 +127,7 @@ def finalizing(record: BatchRecord, ending: str, now: int) -> BatchRecord | None
 def ended(
     record: BatchRecord, output_file_id: str | None, error_file_id: str | None, now: int
 ) -> BatchRecord | None:
-    """The files of its results are stored."""
+    """The files of the batch's results are stored."""
     if record.status != "finalizing":
         return None
     return replace(

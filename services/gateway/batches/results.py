@@ -1,4 +1,4 @@
-"""A batch's answers as stored: two files, of answers and of errors, a line for each request."""
+"""Stores a batch's results: two files, of answers and of errors, with a line for each request."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ class Superseded(Exception):
 
 
 class ResultFile:
-    """One of the two files. It has one writer: `take_over` ends the writer before."""
+    """One of the two files. A file has one writer: `take_over` ends the writer before."""
 
     def __init__(self, objects: Objects, chunks: str, ttl_s: float) -> None:
         self.done: set[int] = set()  # the numbers of its lines
@@ -61,8 +61,8 @@ class ResultFile:
         self._writing = asyncio.Lock()
 
     async def take_over(self) -> None:
-        """Read what is there, and append an empty chunk: a process that has not read it can append
-        no more. Raises BusError.
+        """Read the lines stored so far, and append an empty chunk: a process that has not read it
+        can append no more. Raises BusError.
         """
         while True:
             self.done, self.digest, self._last = set(), Digest(), 0

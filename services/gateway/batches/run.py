@@ -1,5 +1,5 @@
-"""One batch from its file to its results, by the holder of the batches' lease. Whatever ends it,
-the next holder goes on, under the same ids, with the lines that have no result.
+"""Runs one batch from its file to its results, at the holder of the batches' lease. Whatever ends
+a run, the next holder goes on, under the same ids, with the lines that have no result.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from shared.process import logs
 LOOK_S = 1.0  # between two looks for a cancel, and two writes of the counts
 LEAST_TTLT_S = 1.0
 PACE_S = 0.005  # between two lines that begin: admission has other requests to take in
-# and so many times as long as the loop, or its machine, was late with that: the others come first
+# the pause that follows a late turn of the loop, over the lateness: other requests come first
 SPARING = 9
 PAUSE_LIMIT_S = 1.0
 CANCELLED = ResultError(code="batch_cancelled", message="the batch was cancelled before it ended")
@@ -146,7 +146,7 @@ class BatchRun:
         self._room.give(size_bytes)
 
     async def _ttlt_s(self, number: int) -> float:
-        """A line's TTLT: what is left of the window as its block begins, stored before asking."""
+        """A line's TTLT: the time left of the window as its block begins, stored before asking."""
         block = (number - 1) // BLOCK_LINES
         while len(self._record.ttlts_s) <= block:
             at = len(self._record.ttlts_s)
@@ -172,7 +172,7 @@ class BatchRun:
         await (self._output if answered.status == 200 else self._errors).add(result)
 
     async def _settle(self, numbered: Numbered) -> None:
-        """The result of a line that is asked no more: the batch is cancelled, or its time over."""
+        """Write the error of a line asked no more: the batch is cancelled, or its time is over."""
         cancelled = self._record.status == "cancelling"
         self._expired |= not cancelled
         result = Result(
@@ -242,7 +242,7 @@ class BatchRun:
 
 
 async def _pause() -> None:
-    """The time between two lines that begin."""
+    """Wait between two lines that begin, longer if the loop was late."""
     due_at_s = monotonic() + PACE_S
     await asyncio.sleep(PACE_S)
     late_s = monotonic() - due_at_s

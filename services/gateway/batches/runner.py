@@ -1,4 +1,4 @@
-"""Runs the open batches of all tenants. Of all gateways one does, by lease; the others stand by."""
+"""Runs the open batches of all tenants, at the gateway that has the lease; others stand by."""
 
 import asyncio
 from collections import Counter
@@ -51,7 +51,7 @@ class BatchRunner:
         self._tidied_unix_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled. Requests that are under way then go on; the next holder attaches."""
+        """Run until cancelled. Requests under way then go on; the next holder attaches to them."""
         present = await be_present(self._bus, self.name)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -105,7 +105,7 @@ class BatchRunner:
                     await self._store.change(record, lambda r: batch_record.cancelled(r, now))
 
     async def _run(self, record: BatchRecord) -> None:
-        """Run a batch; what stops it is found again by the next look."""
+        """Run a batch. Whatever stops the run, the next look starts it again."""
         run = BatchRun(record, self._store, self._files, self._asker, self._room, self._clock)
         try:
             await run.run()

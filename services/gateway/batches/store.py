@@ -1,4 +1,4 @@
-"""Records of batches: `o.<tenant>.<batch>` while open, `e.<tenant>.<batch>` after, for a month."""
+"""Stores batch records: `o.<tenant>.<batch>` while open, then `e.<tenant>.<batch>` for a month."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -39,7 +39,7 @@ class Connections:
         ).labels()
 
     def add(self, connection: "Connection") -> None:
-        """Count one more, idle; at the limit one is closed for it, or itself if all are used."""
+        """Count a new, idle connection. Beyond the limit an idle one is closed, maybe itself."""
         self._count(1)
         self.idle(connection)
         if self._open > self._limit:
@@ -75,7 +75,7 @@ class Connections:
 
 
 class Together:
-    """Sends what is written in one turn of the loop at once: a write takes 50 us."""
+    """Sends all that one turn of the loop writes in one system call, since each takes 50 us."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
@@ -105,8 +105,8 @@ class Together:
 
 
 class Connection(H11Protocol):
-    """Closed unless a whole head comes `head_within_s` after it opened or was used again. On Linux
-    the kernel closes it, too, once bytes have waited `unread_s` for the client: a close from here
+    """One connection, closed unless a whole head comes `head_within_s` after its opening or last
+    use. On Linux the kernel closes it once bytes have waited `unread_s`, too: a close from here
     would wait for that client for ever.
     """
 

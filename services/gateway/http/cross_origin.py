@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
-PATHS = ("/v1/", "/tokenize", "/detokenize")  # the console is for its own page alone
+PATHS = ("/v1/", "/tokenize", "/detokenize")  # the console is for its own page only
 METHODS = ("GET", "POST", "DELETE")
 # of an answer, beside those that a script may read anyway
 READABLE = ("retry-after", "x-request-id", "x-slackline-ignored", "x-llm-d-request-dropped-reason")

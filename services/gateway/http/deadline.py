@@ -1,13 +1,12 @@
-"""A limit on each of many waits of a task: a timer for each would take 6 us, twice a token."""
+"""Limits each of many waits of a task by one timer: one for each would take 6 us, twice a token."""
 
 import asyncio
 import math
 
 
 class Deadline:
-    """Use it as `with deadline:` around one wait after the other of a task. One longer than
-    `limit_s` (None: no limit) raises TimeoutError. A timer that fires sets itself anew for the wait
-    under way.
+    """Stands as `with deadline:` around each wait of a task. A wait longer than `limit_s` (None: no
+    limit) raises TimeoutError. A timer that fires sets itself anew for the wait under way.
     """
 
     def __init__(self, limit_s: float | None) -> None:

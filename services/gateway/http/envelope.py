@@ -1,4 +1,4 @@
-"""Failures as HTTP: status, OpenAI's envelope, headers. 429: contention; 503: no service is there
+"""Turns failures into HTTP: status, OpenAI's envelope, headers. 429: contention; 503: no service
 (both with Retry-After); 504: out of time. Never 408, which proxies retry at once.
 """
 
@@ -87,7 +87,7 @@ class Rejected(Exception):
 
 
 def saturated(message: str, retry_after_s: float | None = None) -> Problem:
-    """There is no room for it now."""
+    """The failure of a request for which there is no room now."""
     return Problem(
         status=429,
         message=message,
@@ -98,7 +98,7 @@ def saturated(message: str, retry_after_s: float | None = None) -> Problem:
 
 
 def unserved(message: str, dropped: str = "rejected-no-endpoints") -> Problem:
-    """No service is there for it now."""
+    """The failure of a request for which no service is there now."""
     return Problem(status=503, message=message, code="server_is_overloaded", dropped=dropped)
 
 
@@ -168,7 +168,7 @@ def of_refused(no: Refused) -> Problem:
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
     if no.code == "rate_limit_exceeded":
         dropped = "rejected-rate-limited"
-    # over HTTP
+    # the parameter's name over HTTP
     param = {
         "token_ids": "prompt",
         "structured": "response_format",

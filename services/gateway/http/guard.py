@@ -1,4 +1,4 @@
-"""Says whose request it is. Without keys all are let in, and only loopback is served."""
+"""Finds the tenant of an HTTP request. Without keys all are let in, and only loopback is served."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,8 @@ TENANT = "x-llm-d-inference-fairness-id"
 
 
 def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
-    """The tenant of the key, or, without keys, the one named. Raises Rejected for a missing or
-    unknown key or another's tenant; PeerError for a name that is no id.
+    """The tenant of the key, or, without keys, the tenant that the headers name. Raises Rejected
+    for a missing or unknown key or another's tenant; PeerError for a name that is no id.
     """
     named = headers.get(TENANT)
     if keys is None:

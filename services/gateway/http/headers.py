@@ -1,4 +1,4 @@
-"""The headers of a request that are ours, or that we read: their names, and what they say."""
+"""Reads the headers of a request: our own, and those of others that we understand."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -1,5 +1,5 @@
-"""The JSON that leaves the gateway. What some readers of lines take for the end of one (U+2028,
-U+2029 and U+0085, in Python's str.splitlines and httpx) is escaped in it.
+"""Encodes the JSON that leaves the gateway. Characters that some readers take for the end of a line
+(U+2028, U+2029 and U+0085, in Python's str.splitlines and httpx) are escaped.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reads multipart/form-data (RFC 7578) as it arrives, and keeps a part's longest head at most."""
+"""Reads multipart/form-data (RFC 7578) as it arrives, and keeps no more than one part's head."""
 
 import re
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class Form:
         return pieces
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Read one thing; False where more must come first."""
+        """Read one boundary, head or stretch of bytes. False: more of the body must come first."""
         return self._head(pieces) if self._in_head else self._body(pieces)
 
     def _head(self, pieces: list[Piece]) -> bool:
@@ -85,7 +85,7 @@ class Form:
 
     def _body(self, pieces: list[Piece]) -> bool:
         at = self._kept.find(self._mark)
-        # what may be the beginning of a boundary waits
+        # bytes that may begin a boundary wait
         end = at if at >= 0 else max(0, len(self._kept) - len(self._mark) + 1)
         if end and not self._in_part:
             raise _malformed("the body does not begin with its boundary")

@@ -1,5 +1,5 @@
-"""HTTP requests with a body, from their head to their last byte: who sends them, the body within
-bounds, every failure in the envelope, the client's correlation id in every answer, and the metrics.
+"""Handles HTTP requests with a body, from head to last byte: the tenant, the body within bounds,
+every failure in the envelope, the client's correlation id in every answer, and the metrics.
 """
 
 from collections.abc import Awaitable, Callable
@@ -104,7 +104,7 @@ class HttpRequest:
         self.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
 
     def hold(self, choices: int) -> None:
-        """Count more choices as being made. Raises Rejected where its tenant has too many."""
+        """Count more choices as being made. Raises Rejected if the tenant has too many."""
         self._requests.take(self.tenant, choices)
         self._held += choices
 
@@ -122,7 +122,7 @@ Serve = Callable[[HttpRequest], Awaitable[None]]
 
 
 class HttpRequests:
-    """All of them. Set `draining` to let no more in."""
+    """All HTTP requests of one gateway. Set `draining` to let no more in."""
 
     def __init__(self, cfg: GatewayConfig, clock: Clock, registry: Registry, rules: Rules) -> None:
         self.draining = False
@@ -154,7 +154,7 @@ class HttpRequests:
         return self._rules.tenants.named(tenant).weight
 
     def take(self, tenant: str, choices: int) -> None:
-        """Count so many more as being made. Raises Rejected where its tenant has too many."""
+        """Count `choices` more as being made. Raises Rejected if the tenant has too many."""
         weight = self.weight(tenant)
         if not self._open.fits(tenant, weight, choices):
             raise Rejected(envelope.SATURATED)

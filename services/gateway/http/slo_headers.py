@@ -1,4 +1,4 @@
-"""The headers with which a request refines the SLO of its tier."""
+"""Reads the headers with which a request refines the SLO of its tier."""
 
 import math
 from collections.abc import Mapping

@@ -21,4 +21,4 @@ class GenAi:
         pass
 
     def close(self) -> None:
-        """Send what is left; blocks for a few seconds at most."""
+        """Send the metrics not sent yet; blocks for a few seconds at most."""

@@ -1,4 +1,4 @@
-"""The time of the engine: in all, as heartbeats tell it, and of one iteration by its causes."""
+"""The engine's time: its totals, for heartbeats, and one iteration's seconds by their causes."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class WorkerCounters:
 
 
 def spent_in(plan: BatchPlan, ended_unix_s: float, exec_s: float, drafted_s: float) -> Spent:
-    """The iteration's seconds, split in the shares that the planner predicted, but for drafting
-    where the engine has measured it (`drafted_s`; 0: it has not).
+    """The iteration's seconds, split in the shares that the planner predicted. Drafting has the
+    time that the engine measured (`drafted_s`; 0: it measured none).
     """
     scale = exec_s / plan.predicted_s if plan.predicted_s > 0.0 else 0.0
     return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, drafted_s or plan.drafts_s * scale)

@@ -14,7 +14,7 @@ EVERY_ATTEMPT = 1 << 30
 
 
 class Holdings:
-    """Every change of a slot, of its KV blocks, or of an end that is due goes through a method."""
+    """The requests held. A slot, its KV blocks and its due end change only through methods."""
 
     def __init__(self, *, kv_blocks: int, block_tokens: int) -> None:
         self._kv_blocks = kv_blocks
@@ -53,7 +53,7 @@ class Holdings:
     # ------------------------------------------------------------ in and out
 
     def add(self, request: HeldRequest, at_unix_s: float) -> Held:
-        """Returns what the next ack says of it."""
+        """Add a request. Returns the hold that the next ack reports."""
         self._requests[request.slot] = request
         self._slot_of[request.record.key] = request.slot
         held = request.held(at_unix_s)
@@ -61,7 +61,7 @@ class Holdings:
         return held
 
     def remove(self, request: HeldRequest) -> None:
-        """The slot is free, and no end of it is due; the engine forgets it before its next work."""
+        """Free the slot, and drop its due end. The engine forgets the slot before its next work."""
         del self._requests[request.slot]
         del self._slot_of[request.record.key]
         self._ending.discard(request.slot)
@@ -84,7 +84,7 @@ class Holdings:
     # ------------------------------------------------------------ ends
 
     def end_later(self, request: HeldRequest, why: str) -> None:
-        """It ends at the next boundary between iterations."""
+        """End the request at the next boundary between iterations."""
         request.pending_end = why
         self._ending.add(request.slot)
 
@@ -123,7 +123,7 @@ class Holdings:
         return True
 
     def _evict(self, request: HeldRequest) -> None:
-        """Its KV and its text leave the engine before the next work."""
+        """The request's KV and text leave the engine before the next work."""
         if request.loaded:
             self._releases.append(request.slot)
         request.loaded = False

@@ -27,9 +27,7 @@ class PlanQueue:
         return len(self._plans)
 
     def resync(self, epoch: int, sync: int) -> bool:
-        """A planner takes over, or lost its picture: drop the plans not begun. False if the
-        caller's lease is stale.
-        """
+        """Drop the plans not begun: a planner takes over or resyncs. False: its lease is stale."""
         if (epoch, sync) < (self.epoch, self.sync):
             return False
         self.epoch, self.sync = epoch, sync

@@ -1,6 +1,4 @@
-"""A worker's snapshot in pages that a message can carry: the sizes of attempts differ a
-thousandfold.
-"""
+"""Splits a worker's snapshot into pages that a message can carry, by the sizes of attempts."""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -114,12 +114,12 @@ class WorkerCore:
 
     @property
     def draft_shared_blocks(self) -> int:
-        """The same in the draft model's own KV."""
+        """As `shared_blocks`, in the draft model's own KV."""
         return self._holdings.draft_shared_blocks
 
     @property
     def draft_yields(self) -> list[DraftYield]:
-        """The acceptance of drafts, as it has learned it."""
+        """The acceptance of drafts, as this worker has learned it."""
         return self._draft_yields.rows()
 
     @property
@@ -147,9 +147,7 @@ class WorkerCore:
     # ------------------------------------------------------------ the planner's side
 
     def resync(self, epoch: int, sync: int) -> bool:
-        """A planner takes over, or lost its picture: drop the plans not begun. False if its lease
-        is stale.
-        """
+        """Drop the plans not begun: a planner takes over or resyncs. False: its lease is stale."""
         return self._plans.resync(epoch, sync)
 
     def plan(self, plan: BatchPlan) -> PlanRefused | None:
@@ -159,9 +157,9 @@ class WorkerCore:
     def hold(
         self, hold: Hold, record: Record, body: Body | str, refused: str = "", *, now_unix_s: float
     ) -> HoldAnswer:
-        """Take a request in. `record` was read from the store after the hold came. Instead of its
-        body, the words why it cannot be read: the request fails with them at the next boundary. As
-        an invalid one it ends there with `refused`, the words why the engine never takes it.
+        """Take a request in. `record` was read from the store after the hold came. A text as `body`
+        says why the body cannot be read: the request fails with it at the next boundary. `refused`
+        says why the engine never takes the request, which then ends there as invalid.
         """
         answer = self._answer(hold, record)
         if answer is not None:
@@ -184,8 +182,8 @@ class WorkerCore:
         return OfferAccepted()
 
     def decline(self, hold: Hold, reason: str) -> HoldAnswer:
-        """Take the request in no more, whatever copies of the hold may come. If one of them was
-        taken in, that is the answer.
+        """Decline this hold and every later copy of it. If a copy was taken in before, the answer
+        says so.
         """
         if self.knows(hold.key, hold.attempt):
             return OfferAccepted()
@@ -307,7 +305,7 @@ class WorkerCore:
         return Step(plan, preempts, releases, loads, work, selection, skipped)
 
     def _with_needs(self, work: list[Work], now_unix_s: float, lasts_s: float) -> list[Work]:
-        """The same work with the need of each request, from the tokens that it has by now."""
+        """The work with the need of each request, from the tokens that the request has by now."""
         if not work or lasts_s <= 0.0:
             return work
         paces = paces_of(self._holdings[entry.slot].pace() for entry in work)
@@ -329,8 +327,8 @@ class WorkerCore:
         idle_s: float,
         late_s: float = 0.0,
     ) -> Finished:
-        """The running step is over. `late_s`: of the time since it could begin, what is neither
-        the engine's nor `idle_s`.
+        """The running step is over. `late_s`: the part of the time since it could begin that is
+        neither the engine's nor `idle_s`.
         """
         step = self._running
         assert step is not None and step.plan is not None
@@ -407,8 +405,8 @@ class WorkerCore:
                 self._accounting.note(what, unpack_list(slots), at_unix_s)
 
     def break_off(self) -> Finished:
-        """The engine is gone in the running step, whose requests are over here: one of them may be
-        the reason.
+        """The engine is gone in the running step. The step's requests are over here, since one of
+        them may be the reason.
         """
         step, self._running = self._running, None
         assert step is not None
@@ -424,7 +422,7 @@ class WorkerCore:
         return self._finished(AckBuilder(), [], [])
 
     def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
-        """The KV positions that the iteration filled, the draft model's too, and the tokens."""
+        """Count the iteration's tokens and the KV positions that it filled, the draft's too."""
         if not request.begun:
             request.take_first_chunk(did)
         drafted = depth > 0 and request.decodes and did.computed > 0

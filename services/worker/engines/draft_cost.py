@@ -1,4 +1,4 @@
-"""The cost of an engine's drafts, measured at the start."""
+"""Measures the cost of an engine's drafts, when the engine starts."""
 
 from services.worker.engine import Engine, Outcome
 from shared.columns import pack

@@ -1,4 +1,4 @@
-"""Random numbers by (seed, position) only: a request goes on alike on another engine."""
+"""Random numbers that depend only on (seed, position): any engine continues a request alike."""
 
 _MASK = (1 << 64) - 1
 # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)

@@ -77,7 +77,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
 
 
 def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
-    """The facts that a simulated replica announces. Its KV is what the profile states."""
+    """The facts that a simulated replica announces. Its KV has the size that the profile states."""
     profile = profiles.read(cfg.profile or SIM_PROFILE)
     return EngineFacts(
         engine="sim",

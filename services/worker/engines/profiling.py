@@ -1,10 +1,10 @@
-"""A worker times its own engine for a few seconds and fits the profile that it announces.
+"""Measures a worker's engine for a few seconds and fits the profile that the worker announces.
 
 Requests are prefilled in chunks of every size (alone, several, beside decodes), then decode, greedy
 and sampled mixed. Some verify drafts; the time of the draft itself is left out. Rounds of batches
-are shuffled, so that a slow moment of the machine falls on all kinds alike. Time bounds it, not a
-number: no batch may take a large part, and a slow engine gets smaller ones. Iterations in which the
-engine made something ready do not count, nor does their time, up to as much again.
+are shuffled, so that a slow moment of the machine falls on all kinds alike. The time is bounded,
+not the number of batches: none may take a large part of it, and a slow engine gets smaller ones.
+Iterations in which the engine made something ready do not count; they may take as long again.
 """
 
 import math
@@ -52,7 +52,7 @@ ARRIVING = 6  # requests whose prefill is under way
 SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
 FIRST_TOKENS = 64  # of one batch, until its duration is known
 WARM_UP = 0.1  # share of the time whose timings are left out
-POPULATE = 0.25  # share of the time to gather decodes; the rest goes on with those that there are
+POPULATE = 0.25  # share of the time in which decodes are gathered, if they are too few until then
 LARGEST = 0.03  # share of the time that a batch may take at most
 KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds free ones
 # Half of the requests are greedy, half are sampled as a request that sets nothing is.
@@ -66,7 +66,7 @@ class _Ran(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch to time: decodes, each of which verifies `drafts`, and chunks of so many tokens."""
+    """A batch to time: decodes, each with `drafts` to verify, and chunks of `tokens` in all."""
 
     decodes: int
     chunks: int
@@ -139,7 +139,7 @@ class Measurement:
         return timings
 
     def _run(self, batch: Batch, *, whole: bool) -> _Ran | None:
-        """Run what is possible now; None: nothing is. `whole`: each chunk is a whole prompt."""
+        """Run the part of a batch that is possible now. `whole`: each chunk is a whole prompt."""
         shape, work = BatchShape(), list[Work]()
         tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
         chunks = self._chunks(min(batch.chunks, tokens), tokens, whole=whole)
@@ -175,7 +175,7 @@ class Measurement:
         return max(0, min(wanted, self._context + 15 - request.known))
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
-        """Requests to prefill and the tokens of each: new ones, and those with enough left."""
+        """Requests to prefill, with the tokens of each: new ones, or old ones with enough left."""
         chosen: list[tuple[_Request, int]] = []
         for n in range(chunks):
             each = tokens // chunks + (n < tokens % chunks)
@@ -242,7 +242,7 @@ class Measurement:
         return sum(-(-(length + 16) // size) * size for length in lengths)
 
     def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
-        """Prefills that have ended stay; a request at its context's end, or one too many, goes."""
+        """Keep requests that are prefilled; release any at its context's end, or one too many."""
         for request, _ in chunks:
             if request.computed + 1 == request.known:
                 self._arriving.remove(request)
@@ -259,7 +259,7 @@ class Measurement:
 
 
 def _chains(work: Sequence[Work]) -> Selection:
-    """Chains as long as the entries are, for decodes alone."""
+    """Chains as long as the entries are, for batches that only decode."""
     return Selection(
         method="chain",
         depth=pack([entry.tokens - 1 for entry in work]),

@@ -280,7 +280,7 @@ class ResponseFrame:
         return written
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """One event. All but those of the response itself name the item that is open."""
+        """One event. It names the item that is open, unless it is about the response itself."""
         event: dict[str, Any] = {"type": kind, "sequence_number": self._number, **fields}
         if "response" not in fields:
             event["output_index"] = len(self._output)

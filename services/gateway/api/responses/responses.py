@@ -1,4 +1,4 @@
-"""OpenAI's responses: POST /v1/responses, read as a chat. What needs an earlier one is refused."""
+"""OpenAI's POST /v1/responses, read as a chat. A body that needs an earlier response is refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

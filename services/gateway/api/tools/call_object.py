@@ -34,7 +34,7 @@ class CallObject:
         return "".join(self._raw)
 
     def feed(self, text: str) -> int:
-        """Read on. The number of characters that belong to the object."""
+        """Read on. Returns the number of characters that belong to the object."""
         at = 0
         while at < len(text) and not self.over:
             if self._text is not None:
@@ -58,7 +58,7 @@ class CallObject:
         return "".join(taken)
 
     def _read(self, character: str) -> None:
-        """Read what stands around keys and values."""
+        """Read a character that stands around keys and values."""
         if character in WHITE:
             return
         if self._awaits == "object" and character == "{":
@@ -134,7 +134,7 @@ class Text:
         self._begun = False
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read on from `at`. The place behind the last character that belongs to the value."""
+        """Read on from `at`. Returns the place behind the value's last character."""
         if not self._begun and at < len(text):
             self._begun, self._bare = True, text[at] not in '"{['
         while at < len(text) and not self.over:
@@ -152,7 +152,7 @@ class Text:
         return _BARE if self._bare else _QUOTED if self._quoted else _BETWEEN
 
     def _take(self, character: str) -> int:
-        """Take a character that may end something; how many belong to the value."""
+        """Take a character that may end the value. Returns how many belong to the value: 0 or 1."""
         if self._bare:
             self.over = True
             return 0

@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
 
 Piece = Said | Called | Arguments
 
-# characters read at a time: what stands behind a call or a mark is copied
+# characters read at a time: the text behind a call or a mark is copied
 SLICE = 4096
 NAME_LIMIT = 1024  # characters before the arguments, with marks and an id
 
@@ -44,7 +44,7 @@ class CallReader(Protocol):
 
 
 class _Before:
-    """The text in front of a mark. White space waits, and so does what may begin the mark."""
+    """The text in front of a mark. White space waits, and so do characters that may begin it."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -56,7 +56,7 @@ class _Before:
         return "".join(self._white) + self._begun
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is certain by now, and what is behind the mark; None: it has not come."""
+        """The text that is certain by now, and the text behind the mark; None: no mark yet."""
         text, self._begun = self._begun + text, ""
         before, mark, after = text.partition(self._mark)
         if not mark:
@@ -75,7 +75,7 @@ class _Before:
 
 
 class _Reader(ABC):
-    """The common part: the pieces found so far, and the call being read."""
+    """The common part of the readers: the pieces found so far, and the call being read."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -106,7 +106,7 @@ class _Reader(ABC):
             self._pieces.append(Arguments(text))
 
     def _read_object(self, text: str, names: Collection[str] | None = None) -> str:
-        """Read on in an object; the rest of the text. `names`: those a call may have; None: any."""
+        """Read on in an object. Returns the text behind it. `names`: those allowed; None: any."""
         used = self._object.feed(text)
         name = self._object.name
         known = name is not None and (names is None or name in names)
@@ -224,7 +224,7 @@ class JsonReader(_Reader):
         return self._give_up("".join(self._raw))
 
     def _between(self, text: str) -> str:
-        """Skip what may stand before an object; the rest of the text, which begins one."""
+        """Skip what may stand before an object. Returns the rest of the text, which begins one."""
         if not self._reading():
             self._next_object()
         rest = text.lstrip(self.BETWEEN if self._count else WHITE)
@@ -291,7 +291,7 @@ class MistralReader(_Reader):
         return ""
 
     def _in_name(self, text: str) -> str:
-        """A name ends where its arguments begin; what is too long for one is text."""
+        """Read on in a name, which ends where its arguments begin; if too long, it is text."""
         begin = text.find("{", 0, NAME_LIMIT)
         if begin < 0 and len(text) > NAME_LIMIT:
             self._say(self.OPENS)

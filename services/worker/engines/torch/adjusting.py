@@ -37,7 +37,7 @@ def asks(written: Written) -> bool:
 
 
 def always_asks(s: Sampling) -> bool:
-    """The logits of every token are to be adjusted, not only those of the first `min_tokens`."""
+    """True if the logits of every token are adjusted, not only those of the first `min_tokens`."""
     penalised = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
     return penalised or bool(s.logit_bias)
 

@@ -1,4 +1,4 @@
-"""Structured output: which tokens may come next, by llguidance's automata."""
+"""Holds structured output to its format: which tokens may come next, by llguidance's automata."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ class Constraint:
         self._slow = ""
 
     def ready(self, within_s: float = 0.0) -> bool:
-        """The format is compiled, or cannot be."""
+        """True once the format is compiled, or cannot be."""
         return bool(wait((self._compiled,), within_s).done)
 
     @property
@@ -40,7 +40,7 @@ class Constraint:
         return matcher if isinstance(matcher, str) else failure(matcher)
 
     def hold(self, logits: Tensor) -> None:
-        """Take from a row of logits, in place, what may not come next. Where nothing is left
+        """Rule out, in place in a row of logits, the tokens that may not come next. If none is left
         (`min_tokens` forbids the end of a complete output), the format wins.
         """
         matcher = self._compiled.result()

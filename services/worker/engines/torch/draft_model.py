@@ -39,7 +39,7 @@ class Ask(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Nodes of a slot's last tree that are text now: level and beam. `tokens`: all of its text."""
+    """Nodes of a slot's last tree that are text now: level and beam. `tokens`: the whole text."""
 
     slot: Slot
     tokens: Sequence[int]
@@ -55,7 +55,7 @@ class _Held:
 
 
 def roomy_blocks(kv_blocks: int) -> int:
-    """KV for all that a target with so many blocks can have, and for nodes."""
+    """The blocks for all text that a target with `kv_blocks` can hold, and for nodes of trees."""
     return kv_blocks + max(LEAST_BLOCKS, int(NODES * kv_blocks))
 
 
@@ -153,7 +153,7 @@ class DraftModel:
         self._blocks.check(held.place for held in self._held.values())
 
     def release(self, slot: Slot) -> None:
-        """Frees what it holds of the slot, if anything."""
+        """Frees the blocks that the slot has here, if any."""
         held = self._held.pop(slot, None)
         if held is not None:
             self._blocks.release(held.place)

@@ -1,4 +1,4 @@
-"""Between draft and target: which entries draft, and the trees that are verified."""
+"""Decides which entries draft, and which trees of theirs the target verifies."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

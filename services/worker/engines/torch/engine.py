@@ -1,9 +1,9 @@
 """An engine for a real model in Hugging Face format: paged KV, ragged mixed batches, chunked
 prefill.
 
-On a CPU it computes in float32, with transformers' own tokens. `dtype="bfloat16"` halves the
-weights; with hardware for it prefill is several times faster, single decodes slower. On CUDA:
-bfloat16.
+On a CPU the engine computes in float32, with transformers' own tokens. There `dtype="bfloat16"`
+halves the weights; with hardware for it prefill is several times faster, single decodes slower. On
+CUDA the default is bfloat16.
 
 A speculating entry is a tree of tokens (drafting.py), verified in the same pass. At each node the
 target draws its own token (verification.py), from (seed, position) as without drafts, and goes on
@@ -226,7 +226,7 @@ class TorchEngine(KnowsFacts):
         )
 
     def _recorded(self) -> int:
-        """The passes of both models recorded since requests are served."""
+        """The number of passes of both models recorded since requests are served."""
         return self._model.recorded + (0 if self._draft is None else self._draft.recorded)
 
     def preempt(self, slot: Slot) -> None:
@@ -259,8 +259,8 @@ class TorchEngine(KnowsFacts):
     # ------------------------------------------------------------ prefixes
 
     def _find(self, work: Sequence[Work], states: Sequence[Running]) -> dict[int, int]:
-        """Lets the entries that begin take over blocks of others; how many positions each found.
-        Only where all entries still have room: blocks that lie idle are no longer free then.
+        """Lets entries that begin share blocks of others. Returns the positions that each found.
+        Only where all entries still have room: idle blocks that are shared are free no more.
         """
         for entry, state in zip(work, states, strict=True):
             left = len(state.tokens) - state.computed

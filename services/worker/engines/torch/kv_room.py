@@ -1,4 +1,4 @@
-"""The KV that a GPU has room for, beside the weights."""
+"""Computes how much KV a GPU has room for, beside the weights."""
 
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ def blocks_that_fit(
     block_tokens: int,
     max_slots: int,
 ) -> int:
-    """Blocks of the model in `folder`, whose weights are loaded already. `draft`: its draft model,
-    which is not, and whose KV grows with the model's. There are no more than `max_slots` requests
-    can fill. Raises ConfigError where there is room for none.
+    """The number of blocks of the model in `folder`, whose weights are loaded. `draft`: its draft
+    model, which is not loaded yet, and whose KV grows with the model's. No more blocks than
+    `max_slots` requests can fill. Raises ConfigError where there is room for none.
     """
     config = _text_config(folder)
     each: float = block_tokens * position_bytes(config, dtype)

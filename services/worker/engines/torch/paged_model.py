@@ -1,4 +1,4 @@
-"""A transformers model over paged KV: tokens of many sequences in, the logits asked for out."""
+"""Runs a transformers model over paged KV: tokens of many sequences in, wanted logits out."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,12 +23,12 @@ from shared.errors import ConfigError
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _STRETCHED = {"dynamic", "longrope"}  # kinds of rotary positions
-# computed once by transformers alone and once by us, in pieces short and long
+# computed once by transformers itself and once by us, in pieces short and long
 _PROOF_TOKENS = 25
 
 
 class PagedModel:
-    """The model. Raises ConfigError without one, or if its tokens would differ here."""
+    """One model and its KV. Raises ConfigError without a model, or if its tokens would differ."""
 
     def __init__(
         self, folder: Path, device: torch.device, dtype: torch.dtype, positions: Callable[[], int]
@@ -77,7 +77,7 @@ class PagedModel:
 
     @property
     def recorded(self) -> int:
-        """The passes recorded since requests are served."""
+        """The number of passes recorded since requests are served."""
         return 0 if self._passes is None else self._passes.later
 
     def finish(self) -> None:
@@ -169,7 +169,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def _pad(self) -> None:
-        """From now on, what fits is computed in padded passes, which a GPU records."""
+        """From now on, batches that fit are computed in padded passes, which a GPU records."""
         self._passes = RecordedPasses(
             self._compute,
             self._pool,
@@ -183,7 +183,7 @@ class PagedModel:
         return self._forward != self._plain
 
     def _proves_or_logs(self, event: str, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """Tells whether the present path is right; logs what is done without if it is not."""
+        """Tells whether the present path gives the right logits; logs `event` if it does not."""
         try:
             proven, reason = self._proves(prompt, wanted), "other logits"
         except Exception as error:  # shapes that a kernel does not take

@@ -1,6 +1,6 @@
 """Prefix caching: a sequence begins with blocks that others computed of the same tokens. A full
-block is known by a hash of it and of the block before, as in vLLM; a cryptographic one, so no
-client can make its text pass for another's.
+block is known by a hash of itself and of the block before, as in vLLM. The hash is cryptographic,
+so no client can make its text pass for another's.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _BYTES = 16
 
 
 class Prefix:
-    """The hashes of one text's full blocks, and those that its place has named."""
+    """The hashes of one text's full blocks, and the number of blocks named by them so far."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens

@@ -1,9 +1,9 @@
-"""Whole passes of a model as CUDA graphs: Python takes longer to ask for a thousand kernels than a
-GPU to run them.
+"""Records whole passes of a model as CUDA graphs: Python takes longer to ask for a thousand kernels
+than a GPU to run them.
 
-A graph computes in the same memory: a batch is padded to one of few sizes, and its numbers written
-where the graph reads them. Usual sizes are recorded at the start, others when they come; long
-chunks and much padding are computed without.
+A graph computes in the same memory each time: a batch is padded to one of few sizes, and its
+numbers are written where the graph reads them. Usual sizes are recorded at the start, others when
+they come. Batches with long chunks or much padding are computed without a graph.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +153,7 @@ class RecordedPasses:
         return torch.cat(columns).to(self._logits.device)
 
     def _try_to_record(self, size: Size, given: Tensor) -> _Recorded | None:
-        """While requests are served. None where there are too many already, or it fails."""
+        """Record a size while requests are served. None if too many are recorded, or it fails."""
         if not self._more:
             return None
         self._more -= 1
@@ -184,7 +184,7 @@ class RecordedPasses:
 
 
 def size_of(tokens: int, runs: int, rows: int, seen: int) -> Size:
-    """The size for so many tokens in so many runs; `rows` and `seen` of the longest run."""
+    """The size for these numbers of tokens and runs; `rows` and `seen`: of the longest run."""
     padded = _power(tokens)
     longest = max(SHORTEST, _power(seen))
     width = next(width for width in WIDTHS if width >= rows)
@@ -196,7 +196,7 @@ def size_of(tokens: int, runs: int, rows: int, seen: int) -> Size:
 
 
 def fits(size: Size) -> bool:
-    """It does not see too many positions to be computed so."""
+    """True unless a pass of this size would see, and copy, too many positions."""
     return size.runs.runs * size.runs.longest <= MOST_SEEN
 
 

@@ -1,4 +1,4 @@
-"""A request as the torch engine has it."""
+"""The torch engine's state of one request."""
 
 from dataclasses import dataclass, field
 

@@ -13,8 +13,8 @@ from services.worker.engines import draws
 from shared.schemas import Sampling
 
 _COLDEST = 1e-5  # below it the division would overflow; as good as greedy
-# For a top-p cut so many of the likeliest tokens are sorted first. They are seldom too few, and to
-# sort a large vocabulary takes many times as long.
+# The likeliest tokens that are sorted first for a top-p cut. They are seldom too few, and to sort a
+# large vocabulary takes many times as long.
 _SORTED_FIRST = (256, 4096)
 _STRIDE = 512  # tokens whose shares are summed before the one among them is sought
 

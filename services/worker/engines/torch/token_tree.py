@@ -1,4 +1,4 @@
-"""Token trees: what was drafted for several requests, and what one pass verifies of one."""
+"""Token trees: the drafts made for several requests, and the tree verified for one request."""
 
 from collections import defaultdict
 from collections.abc import Sequence

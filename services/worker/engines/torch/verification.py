@@ -1,6 +1,6 @@
-"""The tokens of a batch: those that the target draws, while they were drafted. Position n draws
-from (seed, n), drafts or not, so the output is the same. Where the likeliest is taken, whatever is
-written, all nodes of a tree are looked at together; other requests go node by node.
+"""Verifies drafts: each entry gets the tokens that the target draws, through the first that was not
+drafted. Position n draws from (seed, n), drafts or not, so the output is the same. Requests that
+always take the likeliest token have all nodes of a tree examined at once; others go node by node.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _step(
     going: list[int],
 ) -> None:
     """All of `going` take a step together, from node to node. The tokens join the text as they
-    come, so that what the next one depends on (penalties, a format) is there.
+    come, since the next one depends on them (penalties, a format).
     """
     while going:
         at = [root[n] + said[n].path[-1] for n in going]

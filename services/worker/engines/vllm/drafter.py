@@ -1,9 +1,9 @@
 """vLLM's proposers, asked for drafts at the beginning of the iteration that verifies them.
 
 vLLM proposes at a step's end, for every request, before the next plan is known. Here the engine
-asks before its step, only for requests that the plan lets draft, and as deep. A draft model first
-reads what it lacks; its KV lies in the request's blocks. Without drafts it costs nothing. These
-functions are called in each vLLM process that has a part of the model.
+asks before its step, only for requests that the plan lets draft, and as deep as it says. A draft
+model first reads the tokens that it lacks; its KV lies in the request's blocks. A step without
+drafts costs nothing. Each vLLM process that has a part of the model calls these functions.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Unread(NamedTuple):
 
 
 def keep_back(worker: Any) -> None:
-    """No drafts are made at the end of a step from here on."""
+    """From now on vLLM makes no drafts at the end of a step."""
     worker.model_runner.propose_draft_token_ids = lambda *_: []
 
 

@@ -1,7 +1,7 @@
-"""vLLM under our plans: its model, KV cache, sampler and grammars; the plan decides what each
+"""Runs vLLM under our plans: its model, KV cache, sampler and grammars; the plan decides what each
 iteration computes.
 
-One plan is one step of its engine core, whose scheduler is `PlannedScheduler`. The worker decides
+One plan is one step of vLLM's core, whose scheduler is `PlannedScheduler`. The worker decides
 where an output ends and which text is sent. Prefix caching is vLLM's: a request that begins may be
 further than its entry planned. Drafts are vLLM's, made as they are verified (drafter.py).
 
@@ -69,7 +69,7 @@ class VllmEngine(KnowsFacts):
         self._scheduler: PlannedScheduler = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._max_depth: int = self._scheduler.num_spec_tokens
-        # a request with its drafts is at most so long
+        # the most tokens of a request with its drafts
         self._longest = longest(engine.vllm_config)
         self._slots: dict[Slot, _Slot] = {}
         self._loads = 0

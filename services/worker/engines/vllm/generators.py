@@ -1,5 +1,5 @@
-"""Seeded requests in chunks, on a CPU. vLLM samples within a prompt, too, and takes the draw back,
-which CPU generators cannot: so here they do not draw for such a request.
+"""Lets vLLM prefill seeded requests in chunks on a CPU. vLLM samples within a prompt, too, and
+takes the draw back, which CPU generators cannot: here a row within its prompt does not draw.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,7 @@ def sampling_params(
     sampling: Sampling, *, max_model_len: int, generated: int = 0
 ) -> SamplingParams:
     """vLLM's parameters for a request whose `generated` tokens count as prompt. Raises
-    VLLMClientError for values that it does not take. A request without a seed gets none: a
+    VLLMClientError for values that vLLM refuses. A request without a seed gets none: a
     generator for each row is slow. vLLM adds the model's own ends to what `min_tokens` masks.
     """
     params = SamplingParams(

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, held to one batch plan per iteration: constrained, then delegated to.
+"""Holds vLLM's scheduler to one batch plan per iteration: sets its limits, then lets it schedule.
 
 Blocks, prefix cache, sampling state and counts stay vLLM's. A request not in the plan asks for
 nothing: its quota is 0, or, without KV, it is not in the queue. Quotas are checked against free

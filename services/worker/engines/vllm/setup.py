@@ -73,7 +73,7 @@ def check_version() -> None:
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:
-    """The engine of a worker. Raises ConfigError for what vLLM does not take, or we cannot plan."""
+    """The engine of a worker. ConfigError: vLLM refuses the settings, or we cannot plan for it."""
     check_version()
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():

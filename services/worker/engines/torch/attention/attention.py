@@ -39,8 +39,8 @@ class Node(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """A tree of tokens behind `cached` positions. `sees`: the pool positions of those, then of its
-    nodes. `paths`: of each node, those from the root to it.
+    """A tree of tokens behind `cached` positions. `sees`: the pool positions of the cached tokens,
+    then of the tree's nodes. `paths`: of each node, the nodes from the root to it.
     """
 
     cached: int
@@ -59,7 +59,7 @@ Part = Piece | Node | Branches  # of a batch
 
 
 def rows_of(part: Part) -> int:
-    """The number of its new tokens."""
+    """The number of the part's new tokens."""
     match part:
         case Node():
             return 1

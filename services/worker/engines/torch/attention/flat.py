@@ -1,4 +1,4 @@
-"""A transformers model's forward pass as one flat function, with less overhead: at small batches
+"""Makes a transformers model's forward pass one flat function, with less overhead: at small batches
 Python takes most of an iteration.
 
 `torch.export` records what the model computes (without a compiler). Operations without effect go,
@@ -125,7 +125,7 @@ def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
         else:
             assert node.op == "placeholder", f"{node.op} was to be gone"
     names |= {name: function for function, name in called.items()}
-    exec("\n".join(lines), names)  # noqa: S102 - written here, from the graph alone
+    exec("\n".join(lines), names)  # noqa: S102 - written here, only from the graph
     forward = names["forward"]
 
     def run(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _parameter(module: GraphModule, node: Any) -> Tensor:
 
 
 def _merge_projections(module: GraphModule) -> None:
-    """Merges linear layers of one input into one product and views of it, laid out for it."""
+    """Merges linear layers of one input: one product, laid out to be fast, and views of it."""
     graph = module.graph
     by_input: dict[tuple[Node, bool], list[Node]] = defaultdict(list)
     for node in graph.nodes:

@@ -1,6 +1,6 @@
-"""Attention on any device: what a batch sees is gathered (copied) from the pool. Chunks and decodes
-are packed (packed.py) where a kernel can; else short ones are computed together, as trees are
-(padded_rows.py), and longer ones alone. All positions reach the device in one copy.
+"""Attention on any device: the KV that a batch sees is gathered (copied) from the pool. Chunks and
+decodes are packed (packed.py) where a kernel can; else short ones are computed together, as trees
+are (padded_rows.py), and longer ones one by one. All positions reach the device in one copy.
 """
 
 import itertools

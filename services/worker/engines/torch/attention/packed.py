@@ -1,6 +1,6 @@
 """Attention of many chunks and decodes in one call of flash attention, which a GPU has for half
-precision. What they see is gathered, one behind the other, without padding. The mask is causal and
-ends with each sequence, so chunks on cached tokens need none of their own.
+precision. The positions they see are gathered, one sequence behind the other, without padding. The
+mask is causal and ends with each sequence, so chunks on cached tokens need no mask of their own.
 """
 
 import itertools
@@ -38,12 +38,12 @@ def flash(
 
 
 class PackedPieces:
-    """The pieces on the device, for every layer of a pass."""
+    """The pieces of one pass, laid out on the device once for all its layers."""
 
     def __init__(
         self, pieces: Sequence[Piece], rows: Tensor, at: Tensor, begins: Tensor, kernel: Kernel
     ) -> None:
-        """`rows`, `at`, `begins`: of `columns`."""
+        """`rows`, `at` and `begins` are as `columns` gives them."""
         self._rows, self._at, self._kernel = rows, at, kernel
         self._row_begins, self._begins = begins.to(torch.int32).view(2, -1).unbind()
         self._most_rows = max(piece.new for piece in pieces)

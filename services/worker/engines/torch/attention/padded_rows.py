@@ -1,5 +1,5 @@
 """Attention of many short parts of a batch at once. Decodes, trees and short chunks are cut into
-runs of equally many rows that see equally many positions: what a run lacks is padding.
+runs of equally many rows that see equally many positions: the missing ones are padding.
 """
 
 from collections.abc import Sequence
@@ -59,14 +59,14 @@ def runs_of(part: Part) -> list[Run]:
 
 
 def shape_of(runs: Sequence[Run]) -> Shape:
-    """The smallest that holds them."""
+    """The smallest shape that holds these runs."""
     return Shape(len(runs), max(len(run.own) for run in runs), max(len(run.sees) for run in runs))
 
 
 def indices(runs: Sequence[Run], shape: Shape) -> tuple[NDArray[np.int64], ...]:
     """`place`: where each row lies among the rows of the shape. `at`: [runs, longest] pool
-    positions. `before` [runs] and `own` [runs, width]: which of them a row sees. Behind the end of
-    a run, and in runs that are padding, are any; a row that is padding sees one at least.
+    positions. `before` [runs] and `own` [runs, width]: which of them a row sees. Padding holds any
+    positions (behind the end of a run, in runs that are padding); its rows see at least one.
     """
     at = np.zeros((shape.runs, shape.longest), dtype=np.int64)
     before = np.zeros(shape.runs, dtype=np.int64)
@@ -83,7 +83,7 @@ def indices(runs: Sequence[Run], shape: Shape) -> tuple[NDArray[np.int64], ...]:
 
 
 class PaddedRows:
-    """The same on the device, for every layer of a pass."""
+    """The padded runs of one pass, laid out on the device once for all its layers."""
 
     def __init__(
         self, shape: Shape, place: Tensor, at: Tensor, before: Tensor, own: Tensor
