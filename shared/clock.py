@@ -1,12 +1,12 @@
-"""The clock of a process: it never jumps by itself. It begins as the wall clock, goes on by the
-monotonic one, and shared/process/fleet_time.py moves it to the fleet's time.
+"""The clock of a process, which never jumps by itself. It begins at the wall clock's time and goes
+on with the monotonic clock; shared/process/fleet_time.py moves it to the fleet's time.
 """
 
 import time
 from collections.abc import Callable
 
 READINGS = 8  # of several readings, few are torn apart by a preemption
-# it goes on while the host is suspended, where the system has one that does
+# a clock that goes on while the host is suspended, where the system has one
 STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 FASTEST_SLEW = 0.02  # while it is moved by slewing, a second lasts 0.98 to 1.02 s
 
@@ -34,12 +34,12 @@ class Clock:
         return now_s + self._offset_s
 
     def move(self, by_s: float) -> None:
-        """Jump by so many seconds."""
+        """Jump by `by_s` seconds."""
         self._settle()
         self._offset_s += by_s
 
     def slew(self, by_s: float, over_s: float) -> None:
-        """Move by so many seconds over `over_s`, or by fewer, since the clock never goes back."""
+        """Move by `by_s` seconds over `over_s`, or by fewer, since the clock never goes back."""
         self._settle()
         self._slew = max(-FASTEST_SLEW, min(FASTEST_SLEW, by_s / over_s))
         self._slewed_at_s = self._monotonic_s() + over_s
@@ -50,14 +50,14 @@ class Clock:
         return self._read_offset_s() - self._offset_s
 
     def _settle(self) -> None:
-        """End a slew where it is."""
+        """End a slew at the point that it has reached."""
         left_s = self._slewed_at_s - self._monotonic_s()
         if left_s > 0.0:
             self._offset_s -= self._slew * left_s
             self._slewed_at_s = float("-inf")
 
     def _read_offset_s(self) -> float:
-        """Wall minus monotonic time, by the fastest of several readings: the least error."""
+        """Wall minus monotonic time, by the fastest of several readings, the most exact."""
         took_s, offset_s = float("inf"), 0.0
         for _ in range(READINGS):
             before_s = self._monotonic_s()

@@ -1,4 +1,4 @@
-"""Columnar int32 arrays on the wire: little-endian bytes, 0.3 us to encode 256 entries."""
+"""int32 columns for messages: little-endian bytes, 0.3 us to encode 256 entries."""
 
 from collections.abc import Sequence
 from typing import Any

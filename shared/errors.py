@@ -1,4 +1,4 @@
-"""The errors that we raise, by whose fault it is.
+"""The errors that our code raises, by whose fault it is.
 
 SlacklineError
   + PeerError        a peer or a client sent something impossible: answer, count, drop it
@@ -77,7 +77,7 @@ class ConfigError(SlacklineError):
 
 
 class EngineError(SlacklineError):
-    """The engine of this worker is gone, and how. `in_turn`: it was computing then."""
+    """The engine of this worker is gone; the text says how. `in_turn`: it was computing then."""
 
     def __init__(self, message: str, *, in_turn: bool = False) -> None:
         super().__init__(message)

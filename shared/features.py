@@ -1,4 +1,4 @@
-"""Abilities that only some engines have: engines announce theirs, requests need some."""
+"""The abilities that only some engines have: engines announce theirs, and requests need some."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from shared.schemas import Sampling
 
 LOGPROBS = "logprobs"
-PENALTIES = "penalties"  # presence, frequency and repetition
+PENALTIES = "penalties"  # for presence, frequency and repetition
 MIN_P = "min_p"
 MIN_TOKENS = "min_tokens"
 LOGIT_BIAS = "logit_bias"
@@ -28,7 +28,7 @@ class Able(Protocol):
 
 
 def needs(sampling: Sampling, adapter: str = "") -> frozenset[str]:
-    """The needs of a request: what its replica must have. `adapter` is "" for none."""
+    """The needs of a request: abilities that its replica must have. `adapter`: "" for none."""
     asked = {
         need
         for need, params in PARAMS.items()

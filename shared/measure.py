@@ -1,4 +1,4 @@
-"""The timing of a request's tokens, folded as they come: what a verdict needs of them."""
+"""The timing of a request's tokens, kept as the few numbers that its verdict needs."""
 
 import math
 
@@ -7,13 +7,13 @@ from msgspec import Struct
 from shared.vocabulary import Count, Definition, Slo
 
 WINDOW_TOKENS = 10  # SLOs-Serve section 6
-# sums of deadlines round: a token late by less is on time
+# sums of deadlines are rounded: a token late by less is on time
 CLOSE_S = 1e-9
 
 
 class TpotWindows(Struct, frozen=True, array_like=True):
-    """The means over each ten tokens of a stage, of which the worst counts (`max-tpot-10`). Those
-    of the response begin at the last thinking token, if there is one.
+    """The means over each ten tokens of a stage, of which the worst counts (`max-tpot-10`). The
+    windows of the response begin at the last thinking token, if there is one.
     """
 
     recent_unix_s: tuple[float, ...] = ()  # the last tokens of the present stage: a window's ends
@@ -55,7 +55,7 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_due_unix_s: float = math.inf  # deadline of the next token
     worst_tbt_s: float = 0.0
     late_tokens: Count = 0  # tokens after their deadline
-    # thinking tokens, the last included; None: it still thinks (if its SLO has a pace for it)
+    # thinking tokens, the last included; None if it still thinks (and its SLO has a pace for that)
     thinking_tokens: Count | None = None
     thought_unix_s: float = 0.0  # when the last thinking token was emitted
     windows: TpotWindows | None = None  # None: the SLO's definition does not need them
@@ -82,7 +82,7 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None
     ) -> "Measure":
         """The measure after n more tokens came at `at_unix_s`. `thinking_tokens`: thinking has
-        ended, after so many tokens (0: none); None: nothing new is known.
+        ended after this many tokens (0: it never began); None: nothing new is known.
         """
         if n == 0:
             return self

@@ -1,4 +1,4 @@
-"""The places and reasons of values that do not fit, with the names of tables (msgspec has none)."""
+"""Finds place and reason of values that do not fit; places name tables, as msgspec's do not."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ IN_WORDS = {
 }
 UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 MISSING = re.compile(r"Object missing required field `([^`]*)`")
-ALIKE = 0.6  # a mistyped name is at least so like the one that is meant; 1 is the same
-UNKNOWN_FIELD = "unknown field"  # the reason, where that is it
+ALIKE = 0.6  # the least likeness of a mistyped name to the one that is meant; 1 for equal names
+UNKNOWN_FIELD = "unknown field"  # the reason for a field that does not exist
 
 
 def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, str]:
@@ -28,9 +28,9 @@ def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, st
 
 
 def misfits(raw: Any, kind: Any) -> list[tuple[str, str]]:
-    """Each place within `raw` that does not fit, and its reason; of a list the first place."""
+    """Each place within `raw` that does not fit, and its reason; only the first place of a list."""
     found: list[tuple[str, str]] = []
-    taken: list[Sequence[str | int]] = []  # what did not fit and is left out of `raw` by now
+    taken: list[Sequence[str | int]] = []  # places that did not fit and have been left out of `raw`
     while error := _fault(raw, kind):
         place, why = _misfit(raw, kind, error)
         missing = MISSING.fullmatch(why)
@@ -73,7 +73,7 @@ def _in_words(why: str) -> str:
 
 
 def there_are(unknown: str, known: Iterable[str]) -> str:
-    """The known names, behind the one that is most like the unknown one."""
+    """A text with the known name that is most like the unknown one, then all known names."""
     names = sorted(known)
     name = nearest(unknown, names)
     return f"{name and f'the nearest is {name}; '}there are: {', '.join(names)}"

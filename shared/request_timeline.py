@@ -1,5 +1,5 @@
 """The timeline of a request: where its time went, what happened, its first late token. Admission
-and relegation add events of its record, the worker iterations (time_accounting.py).
+and relegation add the record's events, the worker adds iterations (time_accounting.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from shared.vocabulary import Count
 
-NEIGHBOURS = 4  # named in an account; the rest is summed up
-MOST = 2**31 - 1  # that a count may be
+NEIGHBOURS = 4  # named in an account; the others are summed up
+MOST = 2**31 - 1  # the largest count
 HAPPENINGS = 32  # kept in a timeline; beyond that, the middle gives way
 
 
 class Cause(StrEnum):
-    """A cause to which time goes. `nothing` is none: the request was on time, or nobody knows."""
+    """A cause to which time goes. `nothing`: the request was on time, or nobody knows."""
 
     NOTHING = ""
     PLACING = "placing"  # looking for a replica: reading the request, its record, offers, the hold
@@ -36,7 +36,7 @@ FIELDS = {cause: f"{cause.value}_s" for cause in CAUSES}
 
 
 class Neighbour(Struct, frozen=True, array_like=True):
-    """Others, of one tenant and tier, whose prefills took `seconds`. No tenant: the rest."""
+    """Requests of one tenant and tier whose prefills took `seconds`. No tenant: the rest."""
 
     tenant: str
     tier: str
@@ -61,7 +61,7 @@ class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
     drafts_s: float = 0.0
     sat_out_s: float = 0.0
     control_s: float = 0.0
-    # whose prefills ran while a replica held the request, those with most seconds first
+    # requests whose prefills ran while a replica held this one, those with most seconds first
     neighbours: tuple[Neighbour, ...] = ()
 
     def seconds(self, cause: Cause) -> float:
@@ -73,14 +73,14 @@ class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(self.seconds(cause) for cause in CAUSES)
 
     def spent(self, cause: Cause, arrived_unix_s: float, until_unix_s: float) -> "Account":
-        """All of the time until then went into this cause."""
+        """The account if all the time until `until_unix_s` went into this cause."""
         since = self.until_unix_s or arrived_unix_s
         until = max(since, until_unix_s)
         name = FIELDS[cause]
         return replace(self, until_unix_s=until, **{name: getattr(self, name) + until - since})
 
     def plus(self, other: "Account") -> "Account":
-        """Both, one after the other."""
+        """The account of both times, one after the other."""
         spent = {name: getattr(self, name) + getattr(other, name) for name in FIELDS.values()}
         return Account(
             until_unix_s=max(self.until_unix_s, other.until_unix_s),
@@ -90,7 +90,7 @@ class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def merged(neighbours: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
-    """One of each tenant and tier, those with most seconds first; the rest as one."""
+    """One neighbour for each tenant and tier, those with most seconds first; the rest as one."""
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for tenant, tier, requests, seconds in map(_columns, neighbours):
         before = sums.get((tenant, tier), (0, 0.0))
@@ -117,10 +117,10 @@ class Happened(StrEnum):
     BEGAN = "began"  # its first iteration on that replica
     FIRST_TOKEN = "first token"
     PREEMPTED = "preempted"  # its KV was dropped
-    RELEGATED = "relegated"  # on the replica that has it, or into the pool
+    RELEGATED = "relegated"  # to best-effort on the replica that has it, or into the pool
     PROMOTED = "promoted"
-    DRAWN = "drawn"  # out of the pool, for a replica
-    LEFT = "left"  # its replica, to go on elsewhere
+    DRAWN = "drawn"  # taken out of the pool, for a replica
+    LEFT = "left"  # it left its replica, to go on elsewhere
 
 
 TOO_LATE = "its deadline could not be met there"  # why a policy relegates
@@ -134,7 +134,7 @@ class Happening(Struct, frozen=True, kw_only=True, omit_defaults=True):
     what: Happened
     replica: str = ""
     why: str = ""
-    # relegated: whose prefills the replicas were to compute first
+    # if relegated: the requests whose prefills the replicas had to compute first
     neighbours: tuple[Neighbour, ...] = ()
 
 
@@ -154,7 +154,7 @@ class RequestTimeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
     late: Late | None = None  # None: every token so far was on time
 
     def waited(self, arrived_unix_s: float, until_unix_s: float) -> "RequestTimeline":
-        """The timeline of a request that waited until then. What happened last says what for."""
+        """The timeline of a request that waited until then, for what its last step tells."""
         account = self.account.spent(self.waits_for, arrived_unix_s, until_unix_s)
         return replace(self, account=account)
 
@@ -179,7 +179,7 @@ class RequestTimeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def bounded(happenings: Sequence[Happening]) -> tuple[tuple[Happening, ...], int]:
-    """At most HAPPENINGS of them, the first and the last, and how many gave way."""
+    """At most HAPPENINGS of the steps, the first and the last ones, and how many were left out."""
     beyond = len(happenings) - HAPPENINGS
     if beyond <= 0:
         return tuple(happenings), 0
@@ -188,7 +188,7 @@ def bounded(happenings: Sequence[Happening]) -> tuple[tuple[Happening, ...], int
 
 
 def _waits_after(happening: Happening) -> Cause | None:
-    """None: it does not say."""
+    """The cause of the time after this step; None if the step does not tell."""
     match happening.what:
         case Happened.HELD | Happened.BEGAN:
             return Cause.CONTROL

@@ -1,5 +1,5 @@
-"""Every message and record that crosses NATS, tagged where a subject has several kinds. New fields
-have defaults. Arrays of numbers are little-endian int32 bytes (shared/columns.py).
+"""All messages and records that cross NATS, as structs, tagged where a subject has several kinds.
+New fields have defaults. Arrays of numbers are little-endian int32 bytes (shared/columns.py).
 """
 
 import math
@@ -25,10 +25,10 @@ from shared.vocabulary import (
     SlotCount,
 )
 
-# Every integer that crosses the bus has bounds. A number that is counted up for as long as a fleet
-# lives: epochs, sequences
+# Every integer that crosses the bus has bounds. Number is for what is counted up for as long as a
+# fleet lives: epochs, sequences
 Number = Annotated[int, Meta(ge=0, lt=2**53)]
-# No NaN and no infinity: one of them in a sum of times, or in an order, is there for ever
+# No NaN and no infinity: in a sum of times, or in an order, one of them would stay for ever
 Importance = Annotated[float, Meta(ge=0, le=1e6)]
 Weight = Annotated[float, Meta(gt=0, le=1e6)]
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
@@ -65,7 +65,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     # subtracted once for each time the token occurs in the output
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    # divides (below 0: multiplies) the logits of prompt and output
+    # divides (below 0: multiplies) the logits of tokens that prompt or output have
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     # added to logits
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class GenerateRequest(
     # requests of one application share the history that predicts output lengths
     application: ShortText = ""
     session: ShortText = ""
-    # requests that make up its answer, itself among them
+    # number of requests that make up one answer, this one included
     choices: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
     # longest time the request may stay unfinished, at most a year
@@ -134,7 +134,7 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Attach(Struct, frozen=True, kw_only=True):
-    """A reader asks for the output from token `from_token` on; Replay or Refused answers."""
+    """A reader asks for the output from token `from_token` on. The answer is Replay or Refused."""
 
     tenant: str = ""  # that of the subject; empty: taken from there
     request_id: str
@@ -323,7 +323,7 @@ class Body(Struct, frozen=True, kw_only=True):
 
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The output of earlier attempts, which the client may have; the next goes on from here."""
+    """The output of earlier attempts, which the client may have; the next one continues it."""
 
     tokens: bytes = b""  # int32
     text: str = ""
@@ -334,12 +334,12 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def begun(self) -> bool:
-        """Something of its prompt was computed."""
+        """True if something of the prompt was computed."""
         return len(self.tokens) > 0 or self.diary.account.prefill_s > 0.0
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The only truth about where a request is. It changes by compare-and-set alone, as
+    """The only truth about where a request is. It changes only by compare-and-set, as
     shared/core/record/record.py says, and has a verdict once the request has ended.
     """
 
@@ -370,25 +370,25 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lost: Count = 0
     engines_died: Count = 0  # number of attempts in whose midst the engine died or hung
     cancelled: bool = False  # the tombstone of a cancel
-    traceparent: str = ""  # of its span `request`
+    traceparent: str = ""  # of the request's span `request`
     caller: str = ""  # the traceparent that its client sent: the parent of that span
     verdict: Verdict | None = None
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
     asked: bytes = b""  # the digest of what the client asked for (intake/idempotency.py)
-    weight: Weight = 1.0  # of its tenant, beside those whose requests are equally important
-    # until then a best-effort request waits for its first token, by its tier
+    weight: Weight = 1.0  # of its tenant, beside tenants whose requests are equally important
+    # the instant until which a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf
     body: bytes = b""  # its body, sealed, where that is small; until it ends
 
     @property
     def work_tokens(self) -> int:
-        """The most tokens that it may cost: those of its prompt, and of the longest output."""
+        """The most tokens that it may cost: those of its prompt and of its longest output."""
         return self.prompt_tokens + self.max_tokens
 
     @property
     def leaves_pool_unix_s(self) -> float:
-        """The instant until which it waits in the pool."""
+        """The instant until which the request waits in the pool."""
         if self.resume.measure.tokens:
             return self.expires_unix_s
         return min(self.expires_unix_s, self.begin_by_unix_s)
@@ -427,7 +427,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # features its replica must have
     weight: Weight = 1.0  # of its tenant
-    hops_left: Count = 0  # so many more replicas may be asked if this one declines
+    hops_left: Count = 0  # replicas that may be asked if this one declines
 
     @property
     def thinking(self) -> bool:
@@ -442,11 +442,11 @@ class OfferAccepted(Struct, frozen=True, kw_only=True, tag="accepted"):
 
 
 class OfferDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
-    """The replica does not hold it, for certain; `earliest_s` from now it could meet the SLO."""
+    """The replica certainly does not hold it; `earliest_s` from now it could meet the SLO."""
 
     reason: str = ""
     earliest_s: float | None = None
-    loads: tuple[Neighbour, ...] = ()  # whose prefills it has to compute first
+    loads: tuple[Neighbour, ...] = ()  # requests whose prefills it has to compute first
 
 
 class OfferNotReady(Struct, frozen=True, kw_only=True, tag="not_ready"):
@@ -550,21 +550,21 @@ class Announce(Struct, frozen=True, kw_only=True):
     block_tokens: FromOne
     context_tokens: Count
     max_slots: SlotCount
-    epoch: Number  # the highest seen
-    # of the newest ack it has stored; a planner that has not received that ack missed one
+    epoch: Number  # the highest that the worker has seen
+    # number of the newest ack it has stored; a planner without that ack has missed one
     ack_seq: Number = 0
-    # it takes no new requests: it is about to stop, or the store does not take its acks
+    # the worker takes no new requests: it is about to stop, or the store does not take its acks
     draining: bool = False
     # the profile itself where it is not a shipped one: measured by the worker on its engine, or the
     # operator's own; shared/core/announced.py checks it
     fitted: ProfileFile | None = None
     # sim: wall-clock seconds per second of the profile
     pace: Annotated[float, Meta(gt=0)] = 1.0
-    # of its draft model, in fractions of the profile; 0: it has none
+    # cost of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
-    # of its draft model's own KV; 0: there is none, or it is wherever the target's is
+    # blocks of its draft model's own KV; 0: there is none, or it is wherever the target's is
     draft_kv_blocks: Count = 0
-    # its engine verifies chains of so many drafts at most, and no trees; 0: it verifies trees
+    # the most drafts of a chain, if its engine verifies chains but no trees; 0: it verifies trees
     longest_chain: Count = 0
     draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
@@ -618,9 +618,9 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     slots: bytes
     caps: bytes
     predicted_s: Lasted
-    # of `predicted_s`, where it has prefills: what its decodes would take alone
+    # the part of `predicted_s` that its decodes would take alone, where it has prefills
     decodes_s: Lasted = 0.0
-    drafts_s: Lasted = 0.0  # of `predicted_s`, what drafting takes
+    drafts_s: Lasted = 0.0  # the part of `predicted_s` that drafting takes
     released: bytes = b""  # slots whose attempt ends here, for the reasons in `released_why`
     released_why: list[str] = field(default_factory=list)
     preempted: bytes = b""  # slots whose KV is dropped and whose tokens are kept
@@ -686,7 +686,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     # parallel to `answering`: how many of all output tokens were thinking; 0: it never thought
     thinking_tokens: bytes = b""
     free_blocks: Count = 0
-    # of an iteration: KV blocks saved because requests share them, before those that ended left
+    # KV blocks saved because requests share them, before those that ended left
     shared_blocks: Count = 0
     draft_shared_blocks: Count = 0  # the same in the draft model's own KV
     started_unix_s: Finite = 0.0
@@ -696,11 +696,11 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     drafted_s: Lasted = 0.0  # part of exec_s in which the draft model worked; 0: unknown
     idle_s: Lasted = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: Finite = 0.0  # the rest of the time since then: hand-overs, and what ran between them
-    # of exec_s, what went into decodes, as the plan predicted their share, and into drafting, as
-    # measured or else predicted; the rest went into prefills, if there were any
+    # the parts of exec_s for decodes, as the plan predicted their share, and for drafting, as
+    # measured or else predicted; the rest was for prefills, if there were any
     decodes_s: Lasted = 0.0
     drafts_s: Lasted = 0.0
-    late: bytes = b""  # slots whose first late token came here
+    late: bytes = b""  # slots whose first late token came in this iteration
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
@@ -739,7 +739,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """The log's content about attempts held or not settled; it may be trimmed up to here."""
+    """The log's content about attempts held or not settled; the log may be trimmed up to here."""
 
     incarnation: str
     entries: list[SnapshotEntry]
@@ -811,17 +811,17 @@ class Withdraw(Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):
-    """The end of the attempt, with its output: nothing more is logged. None: it was never here."""
+    """The attempt's end, with its output; nothing more is logged. None if it was never here."""
 
     over: AttemptOver | None
 
 
 class Present(Struct, frozen=True, kw_only=True):
-    """The question to a process whether it is connected, and the answer."""
+    """The question to a process whether it is connected, and its answer."""
 
 
 class Holdings(Struct, frozen=True, kw_only=True):
-    """The question which of these (key, attempt) the worker knows, held or unsettled."""
+    """The question which of these (key, attempt) the worker knows: held, or not yet settled."""
 
     asked: list[tuple[RequestKey, Count]]
 
@@ -838,7 +838,7 @@ class Cancel(Struct, frozen=True, kw_only=True):
 
 
 class Hint(Struct, frozen=True, kw_only=True):
-    """A record was relegated: relegation reads it at once. If lost, the next listing has it."""
+    """A record was relegated: relegation reads it at once, or with its next listing."""
 
     key: RequestKey
 
@@ -852,7 +852,7 @@ class TimeAsked(Struct, frozen=True, kw_only=True):
 
 
 class TimeTold(Struct, frozen=True, kw_only=True):
-    """The fleet's time as one process has it, and how far its host's clock is ahead of that."""
+    """The fleet's time as one process has it, and how far its host's clock is ahead of this."""
 
     service: ShortText
     instance: ShortText
@@ -873,7 +873,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     arrived_unix_s: float = 0.0
     verdict: Verdict | None = None
-    requests: Count = 1  # more than one only where they were refused
+    requests: Count = 1  # more than one only if they were refused
 
 
 class Roster(Struct, frozen=True, kw_only=True):

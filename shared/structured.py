@@ -1,4 +1,4 @@
-"""Structured output: one struct a format. Only the engine's compiler knows what it takes."""
+"""Structured output: a struct for each format. Only an engine's compiler knows what it takes."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Every NATS subject. The version is part of the subject; callers check ids with `check_id`."""
+"""All NATS subjects. The version is part of the subject; callers check ids with `check_id`."""
 
 import re
 
@@ -15,7 +15,7 @@ EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 REQUESTS = f"{ROOT}.requests.*.*"
 ATTACHES = f"{ROOT}.attach.*"
 EXPLAINS = f"{ROOT}.explain.*"
-# operator -> admission (queue group): the same, with the names of all tenants
+# operator -> admission (queue group): as for a tenant, with the names of all tenants
 EXPLAIN_ALL = f"{ROOT}.explain"
 TOKENS = f"{ROOT}.tokens.*"
 # client -> admissions (queue group) and workers
@@ -35,10 +35,10 @@ TIMES = f"{ROOT}.times"
 RELEGATED = f"{ROOT}.relegated"
 # relegation -> admissions
 POOL = f"{ROOT}.pool"
-# planner -> worker, worker -> planner; who watches a fleet hears those of all replicas
+# planner -> worker, worker -> planner; those who watch a fleet hear these of all replicas
 PLANS = f"{ROOT}.replica.*.plan"
 ACKS = f"{ROOT}.replica.*.acked"
-# admission, relegation -> who watches the fleet
+# admission, relegation -> those who watch the fleet
 ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
 _TENANTS = frozenset(("requests", "attach", "explain", "tokens", "cancel", "stream"))
@@ -79,7 +79,7 @@ def explain(tenant: str) -> str:
 
 
 def tokens(tenant: str) -> str:
-    """Client -> admission (queue group): the tokens of this text, or the text of these tokens?"""
+    """Client -> admission (queue group): what are this text's tokens, or these tokens' text?"""
     return f"{ROOT}.tokens.{tenant}"
 
 
@@ -91,7 +91,7 @@ def tenant_in(subject: str) -> str | None:
 
 
 def tenant_of(subject: str, named: str) -> str:
-    """The subject's tenant. Raises PeerError where the message names another; "" names none."""
+    """The subject's tenant. Raises PeerError if the message names another; "" names none."""
     tenant = check_id(tenant_in(subject) or "", "tenant")
     if named not in ("", tenant):
         raise PeerError(f"the subject is that of the tenant {tenant}", param="tenant")
@@ -107,7 +107,7 @@ def replica_in(subject: str) -> str | None:
 
 
 def inbox(tenant: str) -> str:
-    """The prefix of the inboxes of a tenant: only there it is answered."""
+    """The prefix of a tenant's inboxes: only there is the tenant answered."""
     return f"_INBOX.{tenant}"
 
 

@@ -1,4 +1,4 @@
-"""The words and their units (docs/architecture.md has the whole table).
+"""The types that all code shares, and the units in names (docs/architecture.md has all words).
 
 _s         duration in seconds
 _unix_s    instant: wall clock at process start plus monotonic time since (see shared/clock.py),
@@ -14,15 +14,15 @@ from msgspec import Meta, Struct
 
 RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a request everywhere
 ReplicaId = NewType("ReplicaId", str)
-MOST_REPLICAS = 1024  # while so many are heard, a service takes in no further one
-MOST_DRAFTS = 64  # levels of what one request drafts, and nodes of one level
+MOST_REPLICAS = 1024  # while it hears of so many, a service takes in no further replica
+MOST_DRAFTS = 64  # of one request: levels of its drafts, and nodes of one level
 Slot = NewType("Slot", int)  # names a request between one planner and one worker
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]  # what an int32 column holds
 FromOne = Annotated[int, Meta(ge=1, lt=2**31)]  # the same, and not 0
 SlotCount = Annotated[int, Meta(ge=0, le=65_536)]  # of one replica: its planner has a row for each
 
-# What is shorter or longer promises nothing.
+# A shorter or longer bound would promise nothing.
 SHORTEST_S, LONGEST_S = 1e-4, 31_536_000.0
 Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 Multiple = Annotated[float, Meta(ge=1e-3, le=1e6)]  # of a zero-load time
@@ -71,7 +71,7 @@ class Definition(StrEnum):
 
 
 class Missed(StrEnum):
-    """The bound that was broken, the first that applies. TBT: the pace, however it is judged."""
+    """The bound that was broken, the first that applies. TBT: the pace, by any definition."""
 
     NOTHING = ""  # the SLO was met
     END = "unfinished"  # the request did not finish
@@ -145,7 +145,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     def resolved(
         self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float
     ) -> "Slo":
-        """The SLO in seconds, SHORTEST_S to LONGEST_S; of a bound given twice the tighter one."""
+        """The SLO in seconds, SHORTEST_S to LONGEST_S; of a bound given twice, the tighter."""
 
         def tighter(
             bound_s: float | None, multiple: float | None, zero_load_s: float

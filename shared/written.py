@@ -1,4 +1,4 @@
-"""Reads files that people write: whatever is wrong with one becomes a ConfigError of one line."""
+"""Reads files that people write. Any fault in such a file becomes a ConfigError of one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

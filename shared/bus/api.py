@@ -1,7 +1,7 @@
-"""The bus as services see it: NATS (shared/bus/nats.py), or simulated (tests/simulated/bus.py).
+"""The bus as services see it: NATS (shared/bus/nats.py) or simulated (tests/simulated/bus.py).
 
 Handlers are plain functions, called in order on the event loop; they must not block, but start
-tasks. Every wait has a deadline. A BusTimeout leaves the effect unknown: read again.
+tasks. Every wait has a deadline. After a BusTimeout the effect is unknown: read again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Call(Protocol):
 
     @property
     def json(self) -> bool:
-        """The sender uses JSON, so the reply does too."""
+        """True if the sender uses JSON, so that the reply does too."""
 
     async def reply(self, msg: Struct) -> None:
         """Send the answer, a `Refused` also as a services-API error, if a reply is wanted."""
@@ -74,7 +74,7 @@ class Endpoint:
     kind: Any  # the type to decode, a Struct or a union of tagged ones
     handler: Handler
     queue: str = ""  # empty: every instance receives every request
-    # asked before a message is decoded: its refusal is the answer
+    # called before a message is decoded: a refusal that it returns is the answer
     gate: Gate | None = None
 
 
@@ -85,7 +85,7 @@ class Entry:
 
 
 class KeyValue(Protocol):
-    """A bucket; keys are [A-Za-z0-9_.-]. A write raises StoreFull without room; no delete does."""
+    """A bucket; keys are [A-Za-z0-9_.-]. Writes raise StoreFull without room, deletes do not."""
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -95,7 +95,7 @@ class KeyValue(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        """Write; the new revision. Raises WrongSequence unless `revision` is the present one."""
+        """Write; return the new revision. Raises WrongSequence unless `revision` is current."""
 
     async def delete(self, key: str) -> None: ...
 
@@ -107,10 +107,10 @@ class KeyValue(Protocol):
 
 
 class Log(Protocol):
-    """An append-only stream with a subject per replica. Sequence 0: there is none."""
+    """An append-only stream with a subject per replica. Sequence 0 means that there is no entry."""
 
     async def append(self, subject: str, payload: bytes, expected_last: int) -> int:
-        """Append; the sequence. Raises WrongSequence unless the last is `expected_last`."""
+        """Append; return its sequence. Raises WrongSequence unless the last is as expected."""
 
     async def last(self, subject: str) -> tuple[int, bytes] | None: ...
 
@@ -126,11 +126,11 @@ class Bus(Protocol):
 
     counters: Counters
     tenants: str
-    """The tenant that it speaks for; `*`: all of them; empty: none."""
+    """The tenant that the connection speaks for; `*` for all of them, empty for none."""
     requests: KeyValue
     bodies: KeyValue
     leases: KeyValue
-    """Every value vanishes LEASE_TTL_S after its last write."""
+    """The bucket in which every value vanishes LEASE_TTL_S after its last write."""
     acks: Log
 
     async def publish(

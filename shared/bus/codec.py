@@ -1,4 +1,4 @@
-"""Structs to bytes and back: msgpack inside, JSON for clients whose Content-Type says so."""
+"""Turns structs to bytes and back: msgpack, or JSON for clients whose Content-Type says so."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ from shared.schemas import Refused
 
 CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"
-# headers of the NATS services API, so that its tools see our refusals as errors
+# headers of the NATS services API, so that its tools show refusals as errors
 ERROR_HEADER = "Nats-Service-Error"
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 
@@ -31,8 +31,8 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
-    """A message's bytes. JSON has no infinity: what may hold one (an Offer) never goes to a client.
-    Raises Unsendable for integers over 64 bits, and too deep a nesting.
+    """A message's bytes. JSON has no infinity, so a struct that may hold one (an Offer) never goes
+    to a client. Raises Unsendable for integers over 64 bits, and too deep a nesting.
     """
     try:
         return _json.encode(msg) if json else _msgpack.encode(msg)
@@ -43,14 +43,14 @@ def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
 
 
 def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:
-    """The headers to send; None where there are none: the command without headers is cheaper."""
+    """The headers to send, or None: a command without any headers is cheaper."""
     if json:
         return {**(headers or {}), CONTENT_TYPE: JSON_TYPE}
     return dict(headers) if headers else None
 
 
 def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
-    """The struct in these bytes; an empty one has no fields. Raises PeerError, naming the field."""
+    """The struct in these bytes; no bytes: no fields. Raises PeerError, naming the field."""
     try:
         return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
     except UNDECODABLE as error:
@@ -67,7 +67,7 @@ def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
 
 def received(kind: Any, subject: str, raw: bytes, *, json: bool) -> Any:
     """The message that came on this subject. Raises PeerError as `decode` does, and where it names
-    another replica than its subject: who may send on the subjects of one speaks for that one only.
+    another replica than its subject does: a sender speaks only for its own replica.
     """
     msg = decode(kind, raw, json=json)
     if hasattr(msg, "replica") and subjects.replica_in(subject) not in (None, msg.replica):

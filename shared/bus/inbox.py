@@ -1,5 +1,5 @@
-"""Requests and replies over one wildcard subscription, in place of nats-py's request(): a
-cancellation or a deadline always takes effect (Python 3.11's asyncio.wait_for may swallow one), a
+"""Requests and replies over one wildcard subscription, for the bus in place of nats-py's request().
+A cancellation or a deadline always takes effect (Python 3.11's asyncio.wait_for may swallow one), a
 request may have many replies, and failed sending leaves nothing behind.
 """
 
@@ -18,19 +18,19 @@ from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 T = TypeVar("T")
 
 # The queue of one subscription: half a second of backlog at 30,000 messages/s, the most that one
-# takes. Nobody waits for older replies any more.
+# takes. Nobody still waits for older replies.
 PENDING_MSGS = 16_384
 PENDING_BYTES = 128 * 1024 * 1024  # 16 messages of the largest size
 OUTBOUND_BYTES = 16 * 1024 * 1024  # two messages of the largest size may wait for the socket
-CONGESTED_S = 2.0  # the longest a sender waits for that
+CONGESTED_S = 2.0  # the longest that a sender waits for room in the socket
 _POLL_S = 0.001
-# Between two looks for questions without an answer. These share one timer: asyncio.timeout takes
-# 6 us each, and nearly all are answered within 1 ms.
+# Between two looks for questions without an answer. All questions share one timer: asyncio.timeout
+# takes 6 us for each, and nearly all are answered within 1 ms.
 LOOK_S = 0.05
 
 
 class Outbox:
-    """Sends up to a limit of waiting bytes: nats-py's backpressure swallows cancellations."""
+    """Sends up to a limit of waiting bytes, since nats-py's own limit swallows cancellations."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -87,7 +87,7 @@ class _FutureOfEach:
 
 
 class _Asked(NamedTuple):
-    """A question: what takes its replies, and the future that is done with the last of them."""
+    """A question: the callback for its replies, and a future that is done with the last of them."""
 
     on_answer: Callable[[Msg], None]
     done: "asyncio.Future[Any]"
@@ -131,7 +131,7 @@ class ReplyInbox:
         return msg
 
     async def ask_many(self, subject: str, payload: bytes, *, timeout_s: float) -> list[Msg]:
-        """All replies, up to and including a bare status. Raises BusTimeout, BusError."""
+        """All replies, with the bare status at their end. Raises BusTimeout, BusError."""
         msgs: list[Msg] = []
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -152,7 +152,7 @@ class ReplyInbox:
         done: "asyncio.Future[T]",
         timeout_s: float,
     ) -> T:
-        # A guessed one would let whoever may answer us answer questions that it was not asked.
+        # A token that can be guessed would let a peer answer questions that it was not asked.
         token = secrets.token_hex(8)
         loop = asyncio.get_running_loop()
         self._waiting[token] = _Asked(on_answer, done, loop.time() + timeout_s)
@@ -172,10 +172,10 @@ class ReplyInbox:
         finally:
             del self._waiting[token]
             if done.done() and not done.cancelled():
-                done.exception()  # it is read, also where sending failed first
+                done.exception()  # marks the exception as read, also where sending failed first
 
     def _look(self) -> None:
-        """Fail the questions whose time is over, as long as there are any."""
+        """Fail the questions whose time is over, and look again while there are others."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for asked in self._waiting.values():
@@ -192,5 +192,5 @@ class ReplyInbox:
 
 
 def status(msg: Msg) -> str:
-    """The status of a message that is a bare one ("503", "404", "204"); empty for any other."""
+    """The status of a message that has only that ("503", "404", "204"); else empty."""
     return "" if msg.data or not msg.headers else msg.headers.get("Status", "")

@@ -1,9 +1,9 @@
 """Buckets and the log over JetStream's own protocol: KeyValue and Log of shared/bus/api.py.
 
 nats-py's KeyValue has no TTL on update and reads through a consumer. Here a write is one request
-with an expected sequence, a read one direct get, a listing a few batches of these (5,000 keys of 1
-KB in 0.13-0.21 s). A stream replica that is behind may answer: safe, since what follows a read is
-written by compare-and-set, or waits until it was new enough.
+with an expected sequence, a read one direct get, a listing a few batches of direct gets (5,000 keys
+of 1 KB in 0.13-0.21 s). A stream replica that is behind may answer. That is safe: whoever reads
+then writes by compare-and-set, or waits until the answer is new enough.
 """
 
 import datetime as dt
@@ -47,12 +47,12 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """JetStream's answer to a write, and the parts that we read of its answer to an API call."""
+    """JetStream's answer to a write, and the parts read of its answer to an API call."""
 
     seq: int = 0
     error: ApiError | None = None
     state: State = State()
-    total: int = 0  # subjects, of which `state` may have a page only
+    total: int = 0  # number of subjects, of which `state` may have only a page
     ts: dt.datetime | None = None  # when it was answered, by the leader's clock
 
 
@@ -168,7 +168,7 @@ class Stream:
         )
 
     def _is_end(self, msg: Msg) -> bool:
-        """True: there is no message (404) or no further one (204). Raises for other statuses."""
+        """True if there is no message (404) or no further one (204). Raises for other statuses."""
         code = status(msg)
         if code == "503":
             raise self._unanswered()
@@ -181,9 +181,9 @@ class Stream:
 
 
 class StreamKeyValue:
-    """A bucket whose values do not come back.
+    """A bucket whose replaced and deleted values do not come back after a crash of the server.
 
-    What a limit of messages per subject removes leaves no trace on nats-server's disk (its issue
+    Where a limit of messages per subject removes one, nats-server notes nothing on disk (its issue
     8505). Killed, it brings a key's older values back, such as an open record that ended. So these
     streams have no such limit: a write rolls up what it replaces, and a delete purges.
     """
@@ -204,7 +204,7 @@ class StreamKeyValue:
             present = await self._stream.last(subject)
             if present is not None and not _is_marker(present):
                 raise
-        # Deleted: the new key follows the marker, or nothing where the marker has just expired.
+        # Deleted: the new value follows the marker, or nothing where that has just expired.
         return await self._replace(key, value, 0 if present is None else sequence(present), ttl_s)
 
     async def update(
@@ -244,9 +244,9 @@ class StreamKeyValue:
 
 
 class StreamLeases(StreamKeyValue):
-    """The bucket of leases, whose stream keeps one message per key. All are gone after seconds, so
-    one that comes back does no harm. A holder may write its own lease only: it must neither purge
-    nor roll up.
+    """The bucket of leases, whose stream keeps one message per key. All leases are gone after
+    seconds, so an old one that comes back does no harm. A holder may write its own lease only: it
+    must neither purge nor roll up.
     """
 
     async def delete(self, key: str) -> None:
@@ -259,7 +259,7 @@ class StreamLeases(StreamKeyValue):
 
 
 class StreamLog:
-    """The logs of the replicas: a stream each, so that a worker can trim and read its own alone."""
+    """The logs of the replicas: a stream each, so that a worker can trim and read only its own."""
 
     def __init__(self, stream_of: Callable[[str], Stream]) -> None:
         """`stream_of`: the stream of a subject."""
@@ -289,18 +289,18 @@ def sequence(msg: Msg) -> int:
 
 
 def _is_marker(msg: Msg) -> bool:
-    """True for the marker of an absent key: deleted, or expired where the bucket keeps markers."""
+    """True for the marker of a deleted key, or an expired one where the bucket keeps markers."""
     headers = msg.headers or {}
     return "KV-Operation" in headers or "Nats-Marker-Reason" in headers
 
 
 def ttl_headers(ttl_s: float | None) -> dict[str, str]:
-    """Per-message TTL, in whole milliseconds; the server takes no less than a second."""
+    """The headers of a per-message TTL, in whole milliseconds; the least is a second."""
     return {} if ttl_s is None else {"Nats-TTL": f"{max(1_000, math.ceil(ttl_s * 1e3))}ms"}
 
 
 def _check_unbroken(msgs: list[Msg], end: Msg) -> None:
-    """Raise unless each message follows the one that it names: else the connection broke."""
+    """Raise BusTimeout unless each message follows the one that it names: else some were lost."""
     named = [(msg.headers or {}).get("Nats-Last-Sequence") for msg in [*msgs[1:], end]]
     if named != [str(sequence(msg)) for msg in msgs]:
         raise BusTimeout("a listing broke off; read again")

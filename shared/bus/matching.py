@@ -2,7 +2,7 @@
 
 
 def matches(pattern: list[str], tokens: list[str]) -> bool:
-    """True if the pattern matches a subject of these tokens."""
+    """True if the tokens of a subscription match those of a subject."""
     if pattern[-1] == ">":
         pattern = pattern[:-1]
         if len(tokens) <= len(pattern):

@@ -39,7 +39,7 @@ CONNECT_S = 30.0  # a server that starts together with us may take that long
 STORE_S = 2.0  # a write takes 0.2 ms, at worst 8 ms; a cluster elects a leader within 2 s
 CLOSE_S = 1.0  # for the socket, after the drain
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
-PING_S = 5  # a silent server is noticed after three of these
+PING_S = 5  # a silent server is noticed after three such pauses
 COMPLAIN_EVERY_S = 1.0
 # the errors by which a lost connection shows
 LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)
@@ -79,7 +79,7 @@ class NatsBus:
     def __init__(self, client: OrderedClient, user: User, store_timeout_s: float) -> None:
         self.tenants = user.tenants
         self.counters = Counters()
-        # It never has a result. It has an exception once a handler of ours failed or the server
+        # This future never has a result. It has an exception once a handler failed or the server
         # closed the connection for good: the service's main waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client, self._user, self._store_timeout_s = client, user, store_timeout_s
@@ -94,7 +94,7 @@ class NatsBus:
         self._lease_stream = self._stream(f"KV_{subjects.LEASES_BUCKET}")
         self.leases: KeyValue = StreamLeases(self._lease_stream, subjects.LEASES_BUCKET)
         self.acks: Log = StreamLog(self._log_of)
-        # of gateways alone
+        # only for gateways
         self.batches = self._bucket(subjects.BATCHES_BUCKET)
         self.files = Objects(self._stream(f"OBJ_{subjects.FILES_BUCKET}"), subjects.FILES_BUCKET)
 
@@ -214,7 +214,7 @@ class NatsBus:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     reconnect_to_server_handler=_next_server,
-                    # for the first connection alone; later _next_server decides
+                    # only for the first connection; later _next_server decides
                     reconnect_time_wait=1,
                     max_reconnect_attempts=-1,
                     ping_interval=PING_S,
@@ -237,13 +237,13 @@ class NatsBus:
         await provision.check_streams(self._client, self._user, self._store_timeout_s)
 
     async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> list[str]:
-        """Make what is missing of the buckets and these replicas' logs, with so many copies.
-        Returns what was broken, in words. The operator only. Raises ConfigError, BusTimeout.
+        """Make the missing buckets and logs of these replicas, with this many copies. Only the
+        operator may. Returns in words what was broken. Raises ConfigError, BusTimeout.
         """
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
-        """Hand over what came, send what was published, close: within drain_s + CLOSE_S."""
+        """Hand over received messages, send published ones, close: within drain_s + CLOSE_S."""
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
         try:
@@ -301,7 +301,7 @@ class NatsBus:
     async def _hand_over(
         self, msg: Msg, pattern: str, kind: Any, handler: Handler, gate: Gate | None = None
     ) -> bool:
-        """Decode, and call the handler; False: a bad payload. Other failures end the service."""
+        """Decode, and call the handler. False for a bad payload; other failures end the service."""
         call = NatsCall(msg, self._outbox)
         if gate is not None and (refused := gate(call)) is not None:
             with contextlib.suppress(BusError, PeerError):  # its sender asks again
@@ -316,7 +316,7 @@ class NatsBus:
                 pattern,
                 sent_to=msg.subject,
                 payload_bytes=len(msg.data),
-                at=error.param,  # its text may quote the payload: that is for the sender alone
+                at=error.param,  # its text may quote the payload, which is only for the sender
             )
             with contextlib.suppress(BusError, PeerError):  # its sender asks again
                 await call.reply(codec.refusal(error))
@@ -364,7 +364,7 @@ class NatsBus:
         log.warning("bus.reconnected", down_s=round(down_s, 3))
 
     async def _on_closed(self) -> None:
-        """Closed, by us or by a server that refuses us: a bus that cannot send ends its service."""
+        """Closed by us, or for good by the server: a bus that cannot send ends its service."""
         if not self._closing:
             log.error("bus.closed", error=str(self._client.last_error))
             self._fail(BusError(f"the server closed the connection: {self._client.last_error}"))
@@ -385,9 +385,9 @@ async def connect(
     """A bus on the server(s) at `url` (separated by commas), as this user. `creds`: a file with the
     user's seed (or JWT and seed); `tls_ca`: the trusted authority's certificate; or empty.
 
-    Raises ConfigError at once for a wrong URL, no answer within connect_s, or a missing feature. It
-    reconnects for ever. Leaving sends what was published within drain_s, and raises a handler's
-    failure that nobody awaited.
+    Raises ConfigError at once for a wrong URL, no answer within connect_s, or a missing feature.
+    The bus reconnects for ever. On exit it sends published messages within drain_s, and raises a
+    handler's failure that nobody awaited.
     """
     _check(url)
     bus = NatsBus(OrderedClient(), user, store_timeout_s)

@@ -1,4 +1,4 @@
-"""nats-py's client, with five repairs, and with a login by key."""
+"""nats-py's client for the bus, with five repairs, and with a login by key."""
 
 import asyncio
 import logging
@@ -14,16 +14,16 @@ from shared.errors import ConfigError
 
 class OrderedClient(Client):
     """A client whose PING waits behind the commands before it, whose read loop survives the PONG of
-    a cancelled flush(), whose flush() can be cancelled at any time, and that waits for no goodbye
-    of a lost connection.
+    a cancelled flush(), whose flush() can be cancelled at any time, that joins messages for TLS,
+    and that does not wait for a lost connection to close.
 
-    nats-py 2.16 writes a PING at once, so flush() and drain() may be confirmed before what they
-    follow is sent: a subscriber is not there yet, a drained one loses messages. The PONG of a
+    nats-py 2.16 writes a PING at once, so flush() and drain() may be confirmed before earlier
+    commands are sent: a subscriber is not there yet, a drained one loses messages. The PONG of a
     cancelled flush() ends its read loop. A cancellation that comes with the PONG is lost
-    (asyncio.wait_for() of Python 3.11): the service never stops. By TLS each message leaves in a
-    record of its own: here those of a turn leave together. And before it connects anew it closes
-    the old connection in peace, which takes TLS 30 s with a silent server, and waiting bytes a
-    quarter of an hour.
+    (asyncio.wait_for() of Python 3.11): the service never stops. Over TLS it sends each message in
+    a record of its own; here the messages of one turn leave together. Before it connects anew it
+    waits for the old connection to close, which takes TLS 30 s with a silent server, and waiting
+    bytes a quarter of an hour.
     """
 
     def log_in(self, creds: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class OrderedClient(Client):
 
 
 def trusting(ca: str) -> ssl.SSLContext:
-    """TLS that trusts the certificates of the authority in this file alone. Raises ConfigError."""
+    """TLS that trusts only certificates of the authority in this file. Raises ConfigError."""
     logging.getLogger("asyncio").addFilter(_not_of_eof)
     try:
         return ssl.create_default_context(cafile=ca)
@@ -83,5 +83,5 @@ def trusting(ca: str) -> ssl.SSLContext:
 
 
 def _not_of_eof(record: logging.LogRecord) -> bool:
-    """False for asyncio's warning at the end of each connection that nats-py made by TLS."""
+    """False for asyncio's warning at the end of each connection that nats-py made over TLS."""
     return "eof_received" not in str(record.msg)

@@ -1,5 +1,5 @@
 """NATS keys: a user's Ed25519 key as text, and the proof that a client has it. A seed (SU...) is
-secret; its public key begins with U. Base32 of a prefix, 32 bytes and a checksum. Source:
+secret; its public key begins with U. Both are base32 of a prefix, 32 bytes and a checksum. Source:
 github.com/nats-io/nkeys, README and strkey.go.
 """
 
@@ -57,7 +57,7 @@ def login_of(text: bytes) -> Login:
 
 
 def read_login(file: str | os.PathLike[str]) -> Login:
-    """The login in a file. Raises ConfigError, which does not show the content."""
+    """The login in a file. Raises a ConfigError that does not show the content."""
     try:
         return login_of(Path(file).read_bytes())
     except OSError as error:

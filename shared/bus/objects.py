@@ -69,8 +69,8 @@ class Objects:
     async def append(
         self, chunks: str, payload: bytes, expected_last: int, *, ttl_s: float | None = None
     ) -> int:
-        """Append a chunk; its sequence. Raises WrongSequence unless the last of these chunks is
-        `expected_last` (0: there is none), StoreFull, BusTimeout.
+        """Append a chunk and return its sequence. Raises WrongSequence unless the last of these
+        chunks is `expected_last` (0: there is none), StoreFull, BusTimeout.
         """
         subject = self._chunks_subject(chunks)
         return await self._stream.write(subject, payload, ttl_headers(ttl_s), expected_last)
@@ -80,7 +80,7 @@ class Objects:
         return None if msg is None else Chunk(sequence(msg), msg.data)
 
     async def read(self, chunks: str) -> AsyncIterator[Chunk]:
-        """The chunks in their order; some megabytes of them are in memory at a time."""
+        """The chunks in their order; only some megabytes of them are in memory at a time."""
         async for msgs in self._stream.since(self._chunks_subject(chunks), 1):
             for msg in msgs:
                 yield Chunk(sequence(msg), msg.data)
@@ -94,7 +94,7 @@ class Objects:
         *,
         ttl_s: float | None = None,
     ) -> ObjectInfo:
-        """Make an object of chunks that are all there."""
+        """Make an object of these chunks, all of which the caller has appended."""
         info = ObjectInfo(
             name=name,
             bucket=self._bucket,
@@ -126,8 +126,8 @@ class Objects:
         return await self._infos(f"{self._entries}>")
 
     async def named(self, prefix: str = "") -> list[ObjectInfo]:
-        """Objects whose names begin with `prefix`: whole parts, each with its dot. One of them may
-        never have been completed, or is being deleted. Raises StoreDamaged.
+        """Objects whose names begin with `prefix`: whole parts, each with its dot. Some may never
+        have been completed, or may be about to be deleted. Raises StoreDamaged.
         """
         return await self._infos(f"{self._index}{prefix}>")
 
@@ -149,7 +149,7 @@ class Objects:
         await self._stream.purge(self._chunks_subject(chunks))
 
     async def stored_chunks(self) -> list[str]:
-        """The names of all chunks, of whole objects and of others."""
+        """The names of all chunks, those of whole objects and those without one."""
         skip = len(self._chunks)
         return [s[skip:] for s in await self._stream.subjects() if s.startswith(self._chunks)]
 

@@ -1,9 +1,9 @@
 """The permissions of each user of the bus, as one table: for the NATS server's users (`slackline
-keys`), docs/security.md, and the check of every answer. The operator may do everything, and alone
-makes streams.
+keys`), docs/security.md, and the check of every answer. The operator may do everything; only the
+operator makes streams.
 
-`{tenant}` and `{replica}` are the user's own where it is one, else any; `{log}` is the replica's
-log's stream, `{service}` each name that the role serves under.
+In a subject `{tenant}` and `{replica}` stand for the user's own name if it is one, else for any;
+`{log}` for the stream of the replica's log, `{service}` for each name that the role serves under.
 """
 
 import functools
@@ -157,7 +157,7 @@ TABLE = (
 
 
 def bound(subject: str, user: User) -> list[str]:
-    """The subjects that a row's `subject` is for this user, with NATS wildcards."""
+    """The subjects that a row's `subject` stands for with this user, with NATS wildcards."""
     every = subjects.EVERY
     text = (
         subject.replace("{tenant}", user.name if user.role is TENANT else every)
@@ -191,9 +191,9 @@ def may_publish(user: User, subject: str) -> bool:
 
 
 def may_answer(subject: str, inbox: str) -> bool:
-    """True if what came on `subject` may be answered at `inbox`: its tenant's, or that of a user
-    who may publish there. The asker names the inbox, and we answer in our name: elsewhere that
-    could be a forged message, or a record of the store.
+    """True if a message that came on `subject` may be answered at `inbox`: its tenant's, or that of
+    a user who may publish there. The asker names the inbox, and the answer has our permissions:
+    elsewhere it could be a forged message, or a record of the store.
     """
     asker, tenant = owner_of(inbox), subjects.tenant_in(subject)
     if asker is None or tenant is not None:

@@ -1,4 +1,4 @@
-"""The streams and buckets, which the operator makes, and what services need of NATS."""
+"""Makes the streams and buckets (for the operator), and checks what services need of NATS."""
 
 import asyncio
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ from shared.vocabulary import ReplicaId
 MIN_VERSION = (2, 11)  # the first version with per-message TTL; older ones ignore it silently
 # a prompt of 1 M tokens is 4 MB, and travels once more where its request resumes
 MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
-# Bodies are of open requests: 130,000 with a prompt of 4,000 tokens. Where they are full, requests
-# are refused; those that were accepted need only room for records and outputs, which nobody can
+# The bodies of open requests: 130,000 with a prompt of 4,000 tokens. Where this bucket is full,
+# requests are refused. Accepted requests need only room for records and outputs, which nobody can
 # fill with prompts: 500,000 records of 2 KB, or 250 outputs with the most log-probabilities.
 BODIES_BYTES = 2 * 1024 * 1024 * 1024
 REQUESTS_BYTES = 1024 * 1024 * 1024
@@ -29,7 +29,7 @@ BATCHES_BYTES = 64 * 1024 * 1024  # a record is 1 to 4 KB, so 16,000 batches
 # Files and results of batches, kept for a month: 500,000 lines of 2 KB, answers as long.
 FILES_BYTES = 2 * 1024 * 1024 * 1024
 # 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
-# seconds, but for the entries that a request of an earlier life still needs.
+# seconds, except for entries that a request from before the worker's last start still needs.
 LOG_BYTES = 128 * 1024 * 1024
 ALREADY_EXISTS = 10058
 NO_SPACE = 10047
@@ -67,8 +67,8 @@ def check_server(client: Client) -> None:
 
 
 def bucket_configs(copies: int) -> list[StreamConfig]:
-    """The streams of the buckets: KV_<name> of keys, OBJ_<name> of objects. But for leases they
-    have no limit of messages per subject; keys keep one (see StreamKeyValue).
+    """The streams of the buckets: KV_<name> of keys, OBJ_<name> of objects. Only leases have a
+    limit of messages per subject; other keys keep one value (StreamKeyValue).
     """
 
     def bucket(
@@ -118,9 +118,9 @@ def log_config(replica: str, copies: int) -> StreamConfig:
 async def make_streams(
     client: Client, replicas: Iterable[str], copies: int, timeout_s: float
 ) -> list[str]:
-    """Make missing streams, and check the others. Returns a sentence for each that has messages
-    though just made: nats-server had lost its broken meta.inf. Raises ConfigError where one differs
-    or cannot be made, BusTimeout.
+    """Make missing streams, and check the others. Returns a sentence for each stream that has
+    messages although it was just made: nats-server had lost it by a broken meta.inf. Raises
+    ConfigError where one differs or cannot be made, BusTimeout.
     """
     logs = [log_config(check_id(replica, "replica"), copies) for replica in replicas]
     configs = (*bucket_configs(copies), *logs)
@@ -148,7 +148,7 @@ async def check_streams(client: Client, user: User, timeout_s: float) -> None:
 
 
 async def _make(client: Client, config: StreamConfig, timeout_s: float) -> int:
-    """Make the stream unless it is there; return how many messages a stream just made has."""
+    """Make the stream unless it exists; return how many messages a new one already has."""
     for attempt in range(_TRIES):
         if await _is_there(client, config, timeout_s):
             return 0

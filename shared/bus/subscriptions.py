@@ -18,16 +18,16 @@ from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
 from shared.bus.permissions import may_answer
 
 VERSION = "0.1.0"
-# Micro wants a queue group for every endpoint; this one stands for none. A group, even of a single
-# member, would share its messages with the connection that the member had before, for as long as
-# the server takes that for alive: a minute where packets were lost in silence.
+# nats.micro wants a queue group for every endpoint; this name stands for none. A group, even of a
+# single member, would share its messages with the member's earlier connection for as long as the
+# server takes that for alive: a minute where packets were lost in silence.
 NO_GROUP = "none"
 STOP_S = 5.0
 
 
 class Intake:
-    """Subscriptions. It stands in for nats.micro's client, too, so that those have our limits and
-    are drained: micro's own stop throws away messages already received.
+    """Subscriptions that end together. It stands in for nats.micro's client, too, so that micro's
+    have our limits and are drained: micro's own stop throws away messages already received.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Intake:
         await self._client.flush()
 
     async def stop(self) -> None:
-        """End the subscriptions. What was received goes to the handler, for STOP_S at most."""
+        """End the subscriptions. Received messages go to the handler, for STOP_S at most."""
         subscriptions, self._subscriptions = self._subscriptions, []
         # A connection that is closed, or lost meanwhile, brings no new messages either.
         with contextlib.suppress(TimeoutError, nats.errors.Error):
@@ -76,8 +76,8 @@ class Intake:
                     await subscription.drain()
         for subscription in subscriptions:
             if subscription._id in self._client._subs:
-                # not drained: nats-py would subscribe it anew with the next connection, and a queue
-                # group would lose its share of the messages to it
+                # it was not drained: nats-py would subscribe it anew with the next connection, and
+                # a queue group would lose a share of its messages to it
                 self._client._remove_sub(subscription._id)
                 subscription._stop_processing()
                 with contextlib.suppress(nats.errors.Error):

@@ -1,6 +1,6 @@
-"""The users of the bus: roles of services and clients, and their inboxes. A tenant's is
+"""The users of the bus: roles of services and clients, and their inboxes. A tenant's inbox is
 `_INBOX.<tenant>`, a service's `_ROLE.<role>` (`_ROLE.worker.<replica>`). NATS holds each user to
-its prefix, and a service answers only those that may ask (shared/bus/permissions.py).
+its prefix, and a service answers only users that may ask (shared/bus/permissions.py).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Role(StrEnum):
     TENANT = "tenant"
 
 
-NAMED = (Role.WORKER, Role.TENANT)  # of these there are many, each with a name
+NAMED = (Role.WORKER, Role.TENANT)  # roles with many users, each of which has a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class User:
 
     @property
     def tenants(self) -> str:
-        """The tenant it speaks for; `*`: all of them; empty: none."""
+        """The tenant that the user speaks for; `*` for all of them, empty for none."""
         if self.role is Role.TENANT:
             return self.name
         return subjects.EVERY if self.role in (Role.OPERATOR, Role.GATEWAY) else ""
 
     @property
     def inboxes(self) -> list[str]:
-        """The prefixes of its inboxes."""
+        """The prefixes of the user's inboxes."""
         found = [subjects.inbox(self.tenants)] if self.tenants else []
         return found if self.role is Role.TENANT else [*found, f"_ROLE.{self}"]
 
     def inbox_of(self, subject: str) -> str:
-        """The prefix under which it is answered when it asks this subject."""
+        """The prefix of the inbox at which the user is answered when it asks on this subject."""
         tenant = subjects.tenant_in(subject)
         return self.inboxes[-1] if tenant is None else subjects.inbox(tenant)
 

@@ -1,18 +1,18 @@
-"""The order of a request's events: every token once, the end last. Without clock or bus. At a gap
-the reader asks the log, which has all (`ask`), and hands its answer in (`fill`).
+"""Puts a request's events in order: every token once, the end last. Without clock or bus: at a gap
+the reader asks the log, which has all (`ask`), and hands in its answer (`fill`).
 """
 
 from typing import assert_never
 
 from shared.schemas import Delta, End, Replay, Status, StreamEvent, Verdict
 
-# deltas kept while a gap is filled, about a second of them; dropped ones come with the next replay
+# deltas kept while a gap is filled, about a second's; dropped ones come with the next replay
 PARKED_LIMIT = 64
 
 
 class Assembler:
-    """Takes every event; returns those to show: exactly the first `tokens` tokens and `characters`
-    characters of the log. Offsets alone decide, also for earlier attempts.
+    """Takes every event; returns those to show. What was shown is always the first `tokens` tokens
+    and `characters` characters of the log. Only offsets decide, also for earlier attempts.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Assembler:
 
     @property
     def missing(self) -> bool:
-        """Some output exists that has not arrived: time to ask."""
+        """True if output exists that has not arrived: time to ask."""
         return not self.ended and (
             bool(self._parked) or self._verdict is not None or self._text_behind
         )
@@ -75,7 +75,7 @@ class Assembler:
             logprobs=replay.logprobs,
         )
         out = self._advance(known)
-        # The log is complete before the verdict is given, so this replay was too.
+        # The log is complete before the verdict is given, so this replay is complete, too.
         self._whole = self._whole or replay.verdict is not None or self._asked_after_end
         return out + self._finish()
 

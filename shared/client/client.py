@@ -1,6 +1,6 @@
 """The client that submits requests over the bus. It has one wildcard inbox and one callback for all
-events; a task exists only for a question under way. Tokens come in order, once: it asks the log
-(`slo.v1.attach`) for missing ones.
+events; a task exists only for a question under way. Its readers get tokens in order, each once: it
+asks the log (`slo.v1.attach`) for missing ones.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from shared.vocabulary import RequestKey
 
 TICK_S = 0.25  # between two looks for silent streams
 REPEAT_CANCEL_S = 1.0
-# pause after an answer that did not fill the gap; it doubles. Stored output is answered at once
+# pause after an answer that did not fill the gap; it doubles
 FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0
 REFUSED_S = 1.0  # until an attach that was refused is repeated
-# unread events of a slow reader, half a minute at 30 tokens/s; dropped ones are replayed
+# unread events of a slow reader, half a minute at 30 tokens/s; more are dropped, then replayed
 QUEUE_EVENTS = 1024
 # attaches in flight per client, so that a thousand silent streams do not send a thousand at once
 ASKING_AT_ONCE = 32
 COPIES_FOR_S = 10  # after a refusal, copies of the request may still be read somewhere
-# refusals by what one admission knows: another may have let a copy in
+# refusals that depend on one admission's state: another may have let a copy in
 MAY_DIFFER = ("slow_down", "rate_limit_exceeded", "unattainable_slo", "server_is_overloaded")
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
@@ -63,7 +63,7 @@ class Patience:
     # silence after which the client asks whether it missed an event; doubles up to silence_limit_s
     silence_s: float = 5.0
     silence_limit_s: float = 60.0
-    # until a client gives up where nobody answers, or a known gap stays open
+    # until a client gives up if nobody answers, or if a known gap stays open
     give_up_s: float = 60.0
 
 
@@ -72,7 +72,7 @@ def new_request_id() -> str:
 
 
 class Handle:
-    """A request under way. Iterate once: it ends after End, or raises the failure."""
+    """A request under way. Iterate over its events once, to End; a failure is raised."""
 
     def __init__(
         self, client: "Client", request: GenerateRequest, tier: str, sink: Sink | None
@@ -83,13 +83,13 @@ class Handle:
         self.received: Received | None = None
         self.status: Status | None = None  # the latest
         self.verdict: Verdict | None = None
-        # set when there may be an event to take; a reader of several handles gives all the same
+        # set when there may be something to take; a reader of several handles gives them one Event
         self.wake = asyncio.Event()
         self._client = client
         self._sink = sink
         self._unread: deque[StreamEvent] = deque()
         self._over: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        # its exception is read, even if nobody waits
+        # mark its exception as read, even if nobody waits
         self._over.add_done_callback(lambda over: over.cancelled() or over.exception())
         # The client's notes about this request.
         self.assembler = Assembler()
@@ -160,7 +160,7 @@ class Handle:
         return event
 
     async def cancel(self, reason: str = "cancelled by the client") -> None:
-        """Ask for the end of the request, until End comes: a single cancel may be lost."""
+        """Ask for the end of the request, again and again until End comes: a cancel may be lost."""
         self.cancelling = reason
         if self.verdict is None:
             await self._client.bus.publish(subjects.cancel(self.key), Cancel(reason=reason))
@@ -225,12 +225,12 @@ class Client:
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Send a request; returns once it is stored. It is repeated under its id while the outcome
-        is unknown.
+        """Send a request; returns once it is stored. The request is repeated under its id while the
+        outcome is unknown.
 
-        A known id attaches, from the first token. `persistent`: some process submits it until it
-        has an answer, so nothing stored is cancelled. `sink` has events as they come, in the
-        callback (quick, raising nothing); then `handle.wait()` returns at the end. Raises PeerError
+        A known id attaches, from the first token. `persistent`: some process submits the request
+        until it has an answer, so nothing stored is cancelled. `sink` gets events as they come (it
+        must be quick and raise nothing); then `handle.wait()` returns at the end. Raises PeerError
         (refused), NoResponders or BusTimeout (no answer for `submit_s`; it may be stored).
         """
         request = self._of_tenant(request)
@@ -240,11 +240,11 @@ class Client:
         handle.alive_unix_s, handle.silence_s = self._clock.unix_s(), self._patience.silence_s
         self._handles[handle] = None
         if (withdrawing := self._withdrawing.pop(key, None)) is not None:
-            withdrawing.cancel()  # its copies are wanted again
+            withdrawing.cancel()  # the copies of this request are wanted again
         self._route(own, handle)
         try:
             handle.received = await self._store(handle, headers, known=persistent)
-            if handle.over:  # its events came before the answer
+            if handle.over:  # the request's events came before the answer
                 return handle
             stream = handle.received.stream_subject
             if stream != own:
@@ -253,7 +253,7 @@ class Client:
             handle.close()
             if isinstance(error, asyncio.CancelledError) and not persistent:
                 with suppress(BusError):
-                    await handle.cancel()  # it may have been stored
+                    await handle.cancel()  # the request may have been stored
             raise
         now_unix_s = self._clock.unix_s()
         handle.alive_unix_s = now_unix_s
@@ -268,8 +268,8 @@ class Client:
         await self.bus.publish(subjects.cancel(key), Cancel(reason="its submission was given up"))
 
     async def _withdraw_copies(self, handle: Handle) -> None:
-        """Cancel what may come of the copies that were sent before one was refused: an admission
-        that was paused finds them late. The same id, submitted again, ends this.
+        """Cancel the copies of a request that were sent before one was refused: an admission that
+        was paused may find them late. This ends if the same id is submitted again.
         """
         for _ in range(COPIES_FOR_S):
             with suppress(BusError):
@@ -312,7 +312,7 @@ class Client:
     async def _store(
         self, handle: Handle, headers: Mapping[str, str] | None, *, known: bool
     ) -> Received:
-        """`known`: the id is known to others, who may come back for it."""
+        """Store the request. `known`: others know the id, and may come back for it."""
         give_up_unix_s = self._clock.unix_s() + self._patience.submit_s
         pause_s, repeats = 0.1, 0
         while True:
@@ -388,7 +388,7 @@ class Client:
                 handle.refusals = 0
                 self._digest(handle, handle.assembler.fill(replay))
             except PeerError as error:
-                # without its store admission knows nothing: that is no answer
+                # without the store an admission knows nothing: that is no answer
                 knows = error.code != "server_is_overloaded"
                 handle.refusals += knows
                 if knows and handle.refusals >= REFUSALS_TO_BELIEVE:

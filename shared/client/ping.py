@@ -1,4 +1,4 @@
-"""The question whether a service answers, in the protocol of the NATS services API."""
+"""Asks whether a service answers, in the protocol of the NATS services API."""
 
 from msgspec import Struct
 

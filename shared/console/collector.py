@@ -1,6 +1,6 @@
-"""The collector: what a fleet's own messages tell those who watch. Sans-IO: messages and time in, a
-picture out, of the last minutes and bounded numbers. Only `Ended` and answers to `Roster` are sent
-for it.
+"""The collector: makes a picture of the last minutes of a fleet, for those who watch, from the
+fleet's own messages. Sans-IO: messages and time in, a picture out; its memory is bounded. Only
+`Ended` and answers to `Roster` are sent for it.
 """
 
 import math
@@ -27,7 +27,7 @@ from shared.vocabulary import MOST_REPLICAS, ReplicaId, RequestKey, Slo
 FRESH_S = 2.0  # a replica whose digest is older is shown as silent
 GONE_S = 30.0  # and is shown no more
 TIERS_LIMIT = 32
-OTHER = "other"  # the tiers beyond
+OTHER = "other"  # the name for all tiers beyond TIERS_LIMIT
 HELD_LIMIT, ENDED_LIMIT = 4096, 512  # lives: about 10 KB each
 ROWS = 256  # requests in one picture
 POINTS = 30  # of a tier's history
@@ -42,7 +42,7 @@ class Tier:
 
 class Collector:
     def __init__(self, now_unix_s: float, tiers: TierSet | None = None) -> None:
-        """`tiers`: those that are shown before anything of them is heard."""
+        """`tiers`: the tiers that are shown before anything is heard of them."""
         self._since_unix_s = now_unix_s
         self._tiers = {
             name: Tier(tier.slo) for name, tier in (tiers.tiers if tiers else {}).items()
@@ -77,7 +77,7 @@ class Collector:
             watch.planned(plan)
 
     def hear_ack(self, ack: PlanAck, now_unix_s: float) -> None:
-        """An ack whose columns do not fit together says nothing."""
+        """Take an iteration from an ack; an ack whose columns do not fit together is ignored."""
         watch = self._watch(ack.replica)
         if watch is None:
             return
@@ -161,7 +161,7 @@ class Collector:
     def hear_roster(
         self, replica: ReplicaId, asked: list[int], answer: RosterAnswer, now_unix_s: float
     ) -> None:
-        """The answer of the replica's planner; `asked` is empty for all slots."""
+        """Take the answer of the replica's planner; `asked`: the slots asked for, empty for all."""
         watch = self._replicas.get(replica)
         if watch is None:
             return
@@ -171,7 +171,7 @@ class Collector:
             life = watch.by_slot.get(entry.slot)
             if life is None or life.key != entry.key:
                 if life is not None and now_unix_s - life.heard_unix_s < STALE_S:
-                    continue  # the ack of the hold will say who sits there
+                    continue  # the ack with the hold will tell which request has the slot
                 life = self._life(entry.key, now_unix_s)
                 self._hold(watch, entry.slot, life)
                 if life is None:
@@ -204,7 +204,7 @@ class Collector:
         self._forget(now_unix_s)
         held_lives = [life for watch in self._replicas.values() for life in watch.by_slot.values()]
         named = [life for life in held_lives if life.slo is not None]
-        # those whose SLO is owed first, the most pressing on top; then the best-effort ones
+        # standard requests first, the most pressing on top; then best-effort ones
         named.sort(key=lambda life: (life.best_effort, life.slack_s(now_unix_s), life.key))
         pictures = (watch.picture(now_unix_s, since) for watch in self._replicas.values())
         return Picture(
@@ -257,7 +257,7 @@ class Collector:
     def _order(
         self, watch: ReplicaWatch, orders: list[list[int]], answering: list[int], at_unix_s: float
     ) -> None:
-        """Class changes, preemptions and ends of thinking."""
+        """Note class changes, preemptions and ends of thinking."""
         for what, slots in zip(("preempted", "relegated", "promoted"), orders, strict=True):
             for slot in slots:
                 life = watch.by_slot.get(slot)
@@ -279,7 +279,7 @@ class Collector:
         rolling = self._tier(life.tier, life.slo).rolling
         if gap_s is not None:
             rolling.latency("tbt", gap_s, now_unix_s)
-        if made > 1:  # they reach the client together
+        if made > 1:  # these tokens reach the client together
             rolling.latency("tbt", 0.0, now_unix_s, made - 1)
 
     def _leave(self, watch: ReplicaWatch, slot: int, why: str, at_unix_s: float) -> None:
@@ -339,6 +339,6 @@ def _missed(bound: str) -> str:
 
 
 def _natural(name: str) -> tuple[str, float]:
-    """r2 comes before r10."""
+    """A key for sorting by which r2 comes before r10."""
     head = name.rstrip("0123456789")
     return head, float(name[len(head) :] or -math.inf)

@@ -1,4 +1,4 @@
-"""The life of one request as it is heard, and what is kept of it."""
+"""The life of one request, as the collector hears of it."""
 
 import math
 from array import array
@@ -7,7 +7,7 @@ from shared.console.picture import LifeEvent, LifePicture, RequestRow
 from shared.schemas import Held, RosterEntry, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 
-KEPT = 512  # chunks, and emissions: about two minutes of a chat
+KEPT = 512  # chunks, and emissions, that are kept: about two minutes of a chat
 EVENTS = 64
 
 
@@ -37,7 +37,7 @@ class Life:
         self.key = key
         self.tier = ""
         self.slo: Slo | None = None
-        self.arrived_unix_s = now_unix_s  # until it is known
+        self.arrived_unix_s = now_unix_s  # until the arrival is known
         self.prompt_tokens = self.max_tokens = 0
         self.best_effort = False
         self.replica = ReplicaId("")
@@ -64,7 +64,7 @@ class Life:
         self.event(at_unix_s, f"held by {replica}, attempt {held.attempt}")
 
     def name(self, entry: RosterEntry) -> None:
-        """Its planner says what it is. Its progress stays: what was heard is newer."""
+        """Take what its planner says of the request, but for its progress: acks were newer."""
         known = self.tier
         self.tier, self.slo = entry.tier, entry.slo
         self.arrived_unix_s = entry.arrived_unix_s
@@ -87,7 +87,7 @@ class Life:
             self.computed, self.generated = entry.computed_tokens, entry.generated_tokens
 
     def emit(self, tokens: int, at_unix_s: float) -> float | None:
-        """It made tokens. Returns the time since those before; None for the first."""
+        """The request made tokens. Returns the time since the last ones; None for the first."""
         gap_s = at_unix_s - self.newest_unix_s
         self.newest_unix_s = at_unix_s
         self.generated += tokens

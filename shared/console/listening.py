@@ -25,7 +25,7 @@ from shared.schemas import (
 from shared.vocabulary import ReplicaId
 
 LOOK_S = 0.1  # between two looks for questions to planners
-ANSWER_S = 1.0  # a planner answers between two steps
+ANSWER_S = 1.0  # the longest wait: a planner answers between two of its steps
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def _ask(bus: Bus, clock: Clock, collector: Collector) -> None:
                 timeout_s=ANSWER_S,
             )
         except (BusError, PeerError):
-            return  # it is asked again
+            return  # the planner is asked again
         collector.hear_roster(replica, slots, answer, clock.unix_s())
 
     while True:

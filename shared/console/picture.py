@@ -1,5 +1,5 @@
-"""The picture of a fleet for `/console`, `slackline top` and `status`. null: not known. Rows that
-come often are arrays in JSON: the page reads them by the order of their fields.
+"""The picture of a fleet for `/console`, `slackline top` and `status`. null means not known. Rows
+that come often are arrays in JSON: the page reads them by the order of their fields.
 """
 
 from msgspec import Struct
@@ -92,7 +92,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     """The fleet at one instant. `newest`: iterations so far, for the next question to name."""
 
     at_unix_s: float
-    since_unix_s: float  # when the listening began
+    since_unix_s: float  # when the collector began to listen
     window_s: float
     newest: int
     tiers: list[TierPicture]

@@ -11,8 +11,8 @@ from shared.console.slack import classes
 from shared.schemas import Announce, BatchPlan, Digest
 from shared.vocabulary import ReplicaId
 
-ITERATIONS = 240  # the strip: the widest screen shows fewer
-PLANS = 16  # whose acks are still to come; a worker has two
+ITERATIONS = 240  # kept for the page's strip: the widest screen shows fewer
+PLANS = 16  # kept until their acks come; a worker has two
 SLOTS_LIMIT = 4096  # requests of one replica; more are not followed
 RATE_S = 5.0  # the longest span over which rates are counted
 ASK_S, ASK_ALL_S = 0.15, 10.0  # between two questions for unknown slots; for all, as acks get lost
@@ -38,7 +38,7 @@ class ReplicaWatch:
         self.asked_unix_s = self.asked_all_unix_s = -math.inf
 
     def begin(self, incarnation: str) -> None:
-        """A new life of the worker holds nothing of the one before."""
+        """A new incarnation of the worker holds no request of the one before."""
         self.incarnation, self.ack_seq = incarnation, 0
         self.by_slot.clear()
         self.unknown.clear()
@@ -72,7 +72,7 @@ class ReplicaWatch:
         return None
 
     def picture(self, now_unix_s: float, since: int) -> ReplicaPicture | None:
-        """None before its first digest."""
+        """The picture of the replica; None before its first digest."""
         digest, announce = self.digest, self.announce
         if digest is None:
             return None
@@ -102,7 +102,7 @@ class ReplicaWatch:
 
     def _rates(self, now_unix_s: float) -> tuple[float, float]:
         """Tokens a second, and the part of the time in which the engine computed, over the last
-        RATE_S; over less where it was watched for less, or the iterations kept reach less far back.
+        RATE_S; over less if it was watched for less, or if the kept iterations go less far back.
         """
         since_unix_s = max(self._watched_unix_s, now_unix_s - RATE_S)
         if len(self._made) == ITERATIONS:
@@ -122,7 +122,7 @@ def _owed(life: Life) -> bool:
 
 
 def _newer(iterations: deque[Iteration], since: int) -> Iterable[Iteration]:
-    """Those after `since`, oldest first."""
+    """The iterations after `since`, oldest first."""
     count = 0
     for iteration in reversed(iterations):
         if iteration.n <= since:

@@ -54,7 +54,7 @@ class Rolling:
         return Quantiles(p50_s=_quantile(found, total, 0.5), p99_s=_quantile(found, total, 0.99))
 
     def history(self, name: str, of: str, now_unix_s: float, points: int) -> list[float | None]:
-        """The part of `of` that was `name`, by points of the window; None: there was none."""
+        """The share of `of` that was `name`, by points of the window; None without any `of`."""
         newest, each = int(now_unix_s / PART_S), PARTS // points
         sums = [[0, 0] for _ in range(points)]
         for part in self._parts:
@@ -79,7 +79,7 @@ def bin_of(value_s: float) -> int:
 
 
 def _quantile(found: list[tuple[int, int]], total: int, q: float) -> float | None:
-    """The middle of the bin in which that part of all values is reached; None without values."""
+    """The middle of the bin in which the part `q` of all values is reached; None without values."""
     seen = 0
     for place, n in found:
         seen += n

@@ -1,4 +1,4 @@
-"""Slack in classes: how many requests are how far from the deadline of their next token."""
+"""Counts requests by slack, the time until the deadline of their next token."""
 
 import math
 from bisect import bisect_right

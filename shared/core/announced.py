@@ -30,7 +30,7 @@ PROBES = (
 
 
 def profile_of(announce: Announce) -> Profile:
-    """The profile that this worker's planner begins with. Raises ConfigError unless it is ours."""
+    """The profile a worker's planner begins with. Raises ConfigError for a bad one."""
     return _own(announce.fitted) if announce.fitted is not None else _shipped(announce.profile)
 
 
@@ -42,7 +42,7 @@ def file_of(announce: Announce) -> ProfileFile:
 
 
 def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:
-    """This profile's announced name, and itself unless shipped. May raise ConfigError."""
+    """The profile's announced name, and its file unless it is shipped. May raise ConfigError."""
     if name_or_path in store.names():
         return name_or_path, None
     file = store.read(name_or_path)
@@ -51,7 +51,7 @@ def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:
 
 
 def draft_of(announce: Announce) -> draft.Draft | None:
-    """The cost of its draft model; None without one. Raises as `profile_of`, and ConfigError."""
+    """The cost of the worker's draft model; None without one. Raises ConfigError."""
     return draft.draft_of(profile_of(announce), announce.draft)
 
 

@@ -1,6 +1,6 @@
-"""Replicas as routers see them: the planners' digests, with placements since then debited: else old
-ones mislead. A digest's age counts from its arrival here, as clocks differ; a planner's own
-instants only order its digests.
+"""Replicas as routers see them: their planners' digests, less what was placed there since, without
+which an old digest would mislead. A digest's age counts from its arrival here, as clocks differ; a
+planner's own instants only order its digests.
 """
 
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ class _Placement:
 
 @dataclass(slots=True)
 class _Known:
-    """One replica. `tokens`, `best_effort`: sums over `placed`; `debited`: until these change."""
+    """One replica. `tokens`, `best_effort`: sums over `placed`; `debited`: valid for those."""
 
     digest: Digest  # at_unix_s: when it was received, by the local clock
     published_unix_s: float  # by its planner's clock
@@ -88,7 +88,7 @@ class LoadView:
         self._sorted: list[ReplicaId] = []
 
     def received(self, digest: Digest, now_unix_s: float) -> bool:
-        """Keep a digest. False: it came twice, or after a later one of planner and incarnation."""
+        """Keep a digest; False if it or a later one of its planner and incarnation came before."""
         replica, published_unix_s = digest.replica, digest.at_unix_s
         known = self._known.get(replica)
         local = replace(digest, at_unix_s=now_unix_s)

@@ -1,4 +1,4 @@
-"""The offer of a request: what a planner may know of it, from its record."""
+"""The offer of a request, made from its record: all that a planner may know of the request."""
 
 import math
 
@@ -8,7 +8,7 @@ from shared.vocabulary import ServiceClass
 
 
 def as_offer(record: Record, service_class: ServiceClass, *, hops_left: int = 0) -> Offer:
-    """The offer of a request that nobody holds. `hops_left`: so many more may be asked."""
+    """The offer of a request that nobody holds. `hops_left`: further replicas to be asked."""
     made = record.resume.measure
     measure = made if made.tokens else Measure.begin(record.slo, record.arrived_unix_s)
     return offer_of(

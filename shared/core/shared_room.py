@@ -1,6 +1,6 @@
-"""Room that tenants share, and the line for their turn. One alone may have all of it. Where several
-have something there, what is within a tenant's share by weight is let in, and the others get
-nothing more until they are back within theirs.
+"""Limits that tenants share (`Shares`), and the line of things that wait for a turn (`Line`). A
+single tenant may have all the room. Where several have some, each may add things only up to its
+share by weight; a tenant above its share gets nothing more until it is back within.
 """
 
 from collections import deque
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Room for `limit` things (or bytes) of several tenants. If n come one after the other, each
-    when it is full, they hold together at most limit * (1 + 1/2 + ... + 1/n): ten 2.9 limits.
+    """Room for `limit` things (or bytes) of several tenants. If n tenants come in turn, each when
+    it is full, they hold together at most limit * (1 + 1/2 + ... + 1/n): ten tenants 2.9 limits.
     """
 
     def __init__(self, limit: float) -> None:
@@ -24,7 +24,7 @@ class Shares:
         return self._held.get(tenant, (0.0, 0.0))[0]
 
     def fits(self, tenant: str, weight: float, amount: float = 1.0) -> bool:
-        """True if so much more of this tenant may come in."""
+        """True if this amount more of this tenant may come in."""
         if self.total + amount <= self._limit:
             return True
         held, counted = self._held.get(tenant, (0.0, 0.0))
@@ -38,7 +38,7 @@ class Shares:
         self.total += amount
 
     def give(self, tenant: str, amount: float = 1.0) -> None:
-        """So much of it has left."""
+        """This amount of the tenant's has left."""
         held, weight = self._held.pop(tenant)
         self.total -= amount
         if held > amount:
@@ -50,13 +50,13 @@ class Shares:
 
 
 class Line(Generic[T]):
-    """Things that wait: `at_once` are at work, shared by tenants. One with none at work waits for
-    nobody; next is who has least of its share.
+    """Things that wait for work, of which `at_once` are worked on at a time. A tenant with none at
+    work waits for no other; the next turn is that of the tenant with least of its share.
     """
 
     def __init__(self, at_once: int) -> None:
         self._work = Shares(at_once)
-        self._waiting: dict[str, tuple[deque[T], float]] = {}  # of those with any; with the weight
+        self._waiting: dict[str, tuple[deque[T], float]] = {}  # by tenant, with its weight
 
     def join(self, tenant: str, weight: float, thing: T) -> None:
         waiting, _ = self._waiting.pop(tenant, (deque[T](), weight))
@@ -64,11 +64,11 @@ class Line(Generic[T]):
         self._waiting[tenant] = waiting, weight
 
     def first(self, tenant: str) -> T | None:
-        """The first of those of this tenant that wait."""
+        """The first waiting thing of this tenant; None if it has none."""
         return self._waiting[tenant][0][0] if tenant in self._waiting else None
 
     def next(self) -> T | None:
-        """The thing that begins now; None where none may. `done` follows at its end."""
+        """The thing that begins now; None if none may. Call `done` at its end."""
         if not self._waiting:
             return None
         tenant = min(
@@ -85,5 +85,5 @@ class Line(Generic[T]):
         return thing
 
     def done(self, tenant: str) -> None:
-        """One that was at work is done."""
+        """One of the tenant's things that was at work is done."""
         self._work.give(tenant)

@@ -1,4 +1,4 @@
-"""The one event that every driven core knows."""
+"""The event that every core gets from the loop that drives it (shared/process/drive.py)."""
 
 from dataclasses import dataclass
 

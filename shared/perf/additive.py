@@ -1,4 +1,4 @@
-"""Profiles that add terms for prefills and decodes to a curve over tokens, made by forms.py."""
+"""Profiles that add terms for prefills and decodes to a curve over tokens; forms.py makes them."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class AdditiveProfile:
-    """curve(tokens) + the terms below. `curve_s`: at 0, 1, 2, ... tokens, with the overhead, made
-    monotone when built. No term is negative, so the whole is monotone in every sum.
+    """curve(tokens) + the terms below. `curve_s`: the curve at 0, 1, 2, ... tokens, with the
+    overhead, made monotone when built. No term is negative, so all is monotone in every sum.
     """
 
     name: str

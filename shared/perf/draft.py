@@ -1,4 +1,4 @@
-"""The cost of a draft model beside its target: a step, and what it reads of a prompt."""
+"""The cost of a draft model beside its target: of a draft step, and of reading a prompt."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from shared.perf.shape import BatchShape
 
 # (step, read), the two fractions of `Draft`; one number stands for both. 0: there is no draft model
 DraftCost = float | tuple[float, float]
-DRAFT = 0.05  # where nothing else is stated: a choice of ours
+DRAFT = 0.05  # where a profile states none: a choice of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model of the target with profile `of`. Fractions of its times: `step` for a draft
-    step for the same decodes, `read` for one more prompt token.
+    """The draft model of the target with profile `of`, as fractions of the target's times: `step`
+    for a draft step of the same decodes, `read` for one more prompt token.
     """
 
     of: Profile
@@ -26,8 +26,8 @@ class Draft:
         return self.step * self.of.batch_s(shape)
 
     def read_s(self, shape: BatchShape) -> float:
-        """Seconds of the first step. `shape`'s prefill tokens are what the draft's KV lacks: the
-        first costs what a step does; `read` counts from the second.
+        """Seconds of the first step, which also reads. `shape`'s prefill tokens are those that the
+        draft's KV lacks: the first costs a step, each further one `read`.
         """
         whole_s = self.of.batch_s(shape)
         if self.read == self.step or not shape.prefill_tokens:

@@ -1,18 +1,18 @@
-"""The cost of a replica's draft model, corrected by the acks that say what drafting took."""
+"""The cost of a replica's draft model, corrected by acks that say how long drafting took."""
 
 from dataclasses import replace
 
 from shared.perf.draft import Draft
 
 WEIGHT = 0.05  # of one iteration, in the logarithm
-SUDDEN = 4.0  # an iteration that took more than so many times what was predicted counts as that
-FARTHEST = 10.0  # from what was announced
+SUDDEN = 4.0  # an iteration counts as at most this many times its prediction
+FARTHEST = 10.0  # the largest factor from the announced cost
 
 
 class DraftCorrection:
-    """`now`: the draft model as policies see it, or None. It learns the ratio of steps, and takes
-    that of reading to be the same. Iterations in which the draft begins with a request are left
-    out: only the engine knows how much its cache held.
+    """`now`: the draft model as policies see it, or None. The correction learns the ratio of
+    measured to predicted steps, and takes that of reading to be the same. It leaves out iterations
+    in which the draft begins with a request: only the engine knows how much its cache held.
     """
 
     def __init__(self, announced: Draft | None) -> None:
@@ -20,7 +20,7 @@ class DraftCorrection:
         self._scale = 1.0
 
     def observe(self, predicted_s: float, measured_s: float) -> None:
-        """Drafting was predicted by `now` and took so long. 0: there was none, or it is unknown."""
+        """Learn how long drafting took, and what `now` predicted. 0: no drafting, or unknown."""
         announced = self._announced
         if announced is None or predicted_s <= 0 or measured_s <= 0:
             return

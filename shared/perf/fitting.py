@@ -1,9 +1,9 @@
-"""A profile fitted to measured iterations, with the error that remains: the piecewise form of
-shared/perf/forms.py.
+"""Fits a profile to measured iterations, in the piecewise form of shared/perf/forms.py, and states
+the error that remains.
 
-It minimises the mean of |predicted - measured| / measured, with no coefficient below 0: monotone,
-and a few stalls do not pull it. Its error is cross-validated: each iteration is judged by a fit
-that did not see it. The same timings give the same file.
+The fit minimises the mean of |predicted - measured| / measured, with no coefficient below 0, so it
+is monotone, and a few stalls do not pull it. Its error is cross-validated: each iteration is judged
+by a fit that did not see it. The same timings give the same file.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from shared.perf.online import Regime
 from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
 
-LEAST = 40  # timings: about three for each coefficient
+LEAST = 40  # timings needed: about three for each coefficient
 KNOTS = (0, 8, 32, 128, 512)  # tokens at which the cost of one more may change
 FOLDS = 5
-PASSES = 12  # of reweighting; the coefficients have settled to under 1 % after eight
+PASSES = 12  # passes of reweighting; after eight the coefficients have settled to under 1 %
 # Weights treat a smaller relative error as this one: clocks and caches explain that much.
 CLOSE = 0.02
 # No prediction is below this fraction of the shortest measured time.
@@ -121,8 +121,8 @@ def _fit_error(regimes: Sequence[Regime], off: Column, against: str) -> FitError
 
 def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
     """[timings, coefficients]: 1, tokens between knots, chunks, the prefills' sums, any decode,
-    decodes, their context, their drafts. Between knots rather than above them, so coefficients >= 0
-    make the curve rise, but need not make it convex.
+    decodes, their context, their drafts. Tokens are counted between knots rather than above them,
+    so that coefficients >= 0 make the curve rise, but need not make it convex.
     """
     rows = np.array(shapes, dtype=np.float64)
     prefills, square, cross, decodes, context, drafts = rows[:, [1, 2, 3, 5, 6, 7]].T

@@ -1,4 +1,4 @@
-"""Ascendra's five-coefficient form: it mixes the time to move the bytes and the time to compute."""
+"""Ascendra's five-coefficient form: a mix of the time to move bytes and the time to compute."""
 
 from dataclasses import dataclass
 

@@ -5,8 +5,8 @@ Symbols: T tokens of the batch; P, D 1 when it has any prefill or decode; per pr
 tokens on l_has cached ones; n decodes with ctx cached tokens in all, and the drafts that they
 verify.
 
-Fits are not always monotone (a table wiggles). A planner inverts the profile, and is better early
-than late: a curve becomes its running maximum over tokens, and a negative coefficient counts as 0.
+Fits are not always monotone (a table wiggles), but a planner inverts them, and is better early than
+late. So a curve becomes its running maximum over tokens, a negative coefficient 0.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from shared.vocabulary import Count, FromOne
 # The longest batch in the table. Beyond it the curve continues with the form's last slope.
 CURVE_TOKENS = 8192
 # A profile comes from a worker, and its curve is unfolded to a value for each count of tokens, by
-# each of its knots: these bound the memory and the time of that.
+# each of its knots. These limits bound the memory and the time for that.
 MOST_TABLE_TOKENS = 32_768
 MOST_KNOTS = 32
 
@@ -34,7 +34,7 @@ TableSeconds = Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_leng
 def _rising(
     curve_s: Callable[[int], float], overhead_s: float, tokens: int = CURVE_TOKENS
 ) -> tuple[float, ...]:
-    """The running maximum of a curve over 0..tokens, overhead added."""
+    """The running maximum of a curve over 0..tokens, with the overhead added."""
     return tuple(
         overhead_s + seconds
         for seconds in accumulate((curve_s(t) for t in range(tokens + 1)), max, initial=0.0)
@@ -168,8 +168,8 @@ class TokenTable(
     tag_field="form",
     tag="token_table_plus_attention",
 ):
-    """The table at T, linear between points, + attention. Past its end the slope is the steeper of
-    its last and its mean slope.
+    """The table at T, linear between points, + attention. Past its end the table goes on with the
+    steeper of its last and its mean slope.
     """
 
     table_tokens: TableTokens

@@ -15,7 +15,7 @@ def largest_chunk(
 ) -> int:
     """The most tokens (0..limit) of one more chunk on `cached` tokens whose seconds fit `budget_s`.
 
-    `batch_s` must be monotone. The returned value was itself evaluated, so it fits despite
+    `batch_s` must be monotone. The returned chunk was itself evaluated, so it fits despite
     rounding. `guess` (0..limit, `limit` without one) saves time where it is right.
     """
     near = limit if guess is None else guess

@@ -1,4 +1,4 @@
-"""The iteration time of a (GPU, model, tensor parallelism): one pure interface."""
+"""The interface of all profiles: the iteration time of a (GPU, model, tensor parallelism)."""
 
 from typing import Protocol
 
@@ -15,4 +15,4 @@ class Profile(Protocol):
         """Seconds of one iteration, the engine's per-iteration overhead included."""
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        """The most tokens (0..limit) of one more chunk on `cached` ones that fit `budget_s`."""
+        """The most tokens (0..limit) of one more chunk, on `cached` tokens, that fit `budget_s`."""

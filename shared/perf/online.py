@@ -1,4 +1,4 @@
-"""A profile that is corrected online, by the machine it runs on."""
+"""A profile that is corrected online, by iterations measured on the machine that it is used for."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,9 +12,9 @@ MEMORIES = (0.05, 0.15, 0.4)
 JUDGED = 0.1  # weight of one observation in the error of a memory
 # Weight of one observation in the settled difference of regimes, the profile's own fault.
 APART = 0.02
-ROUNDING = 1e-12  # of a duration: what sums of others lose
+ROUNDING = 1e-12  # the part of a duration that rounding in sums may lose
 SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
-# Bounds of a ratio: an idle core shared with six processes is that slow.
+# Bounds of a ratio: a core shared with six processes is about this slow.
 LOWEST, HIGHEST = 1 / 16, 16.0
 # One observation claims at most a factor of 2: a stalled iteration is not a slower machine.
 FARTHEST = log(2.0)
@@ -37,8 +37,8 @@ class Regime(IntEnum):
 
 class Speed:
     """log(measured / predicted) over all iterations in three memories, of which the one with the
-    smallest recent error counts: in peace the long one, soon after another process comes or goes
-    the short.
+    smallest recent error counts: the long one while all is quiet, the short one soon after another
+    process comes or goes.
 
     Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three memories.
     """
@@ -56,7 +56,7 @@ class Speed:
         for i, weight in enumerate(MEMORIES):
             off = _within(value - self._logs[i])
             self._wrong[i] += JUDGED * (abs(off) - self._wrong[i])
-            # First ones weigh 1/2, 1/3, ...: another machine's profile is soon corrected.
+            # The first weigh 1/2, 1/3, ...: another machine's profile is soon corrected.
             self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
         self.log = self._logs[self._wrong.index(min(self._wrong))]
 
@@ -70,8 +70,8 @@ class Speed:
 
 
 class Overhead:
-    """The seconds of an iteration beyond its execution: hand-overs, and the worker's own work. It
-    leans up by its scatter. One observation may be negative, the overhead never is.
+    """The seconds of an iteration beyond its execution: hand-overs, and the worker's own work. The
+    estimate leans up by its scatter. One observation may be negative, the overhead never is.
     """
 
     __slots__ = ("_mean_s", "_scatter_s", "_seen", "seconds")
@@ -81,7 +81,7 @@ class Overhead:
         self._seen = 0
 
     def observe(self, late_s: float, exec_s: float) -> None:
-        """An iteration took `late_s` more. Beyond `exec_s` that is a stall, and says nothing."""
+        """An iteration took `late_s` more. If that is above `exec_s`, it is a stall and ignored."""
         self._seen += 1
         off_s = min(max(late_s, -exec_s), exec_s) - self._mean_s
         if not off_s and not self.seconds:
@@ -95,7 +95,7 @@ class Overhead:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
     """A profile times a factor per regime, with the overhead of an iteration. A mixed batch is
-    never faster than its decodes or prefills alone: else there is no inverse.
+    never faster than only its decodes or prefills, as the inverse needs.
     """
 
     base: Profile
@@ -135,11 +135,11 @@ class Scaled:
 
 class Corrected:
     """A profile scaled by measurements, with the overhead of an iteration; itself a Profile. One
-    core owns it, and only that calls `observe`. `now` is the same object while predictions stay the
-    same.
+    core owns the profile, and only that core calls `observe`. `now` stays the same object while
+    predictions stay the same.
 
-    What slows the machine slows all iterations: one shared ratio follows fast. Differences of
-    regimes, 1 on average, are learned slowly beside it. Predictions lean up by the regime's
+    What slows the machine slows all iterations: one shared ratio follows fast. Factors for the
+    regimes, 1 on average, are learned slowly beside that ratio. Predictions lean up by the regime's
     scatter. The same observations give the same predictions.
     """
 
@@ -201,7 +201,7 @@ class Corrected:
         self._gammas = self._each(
             [min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart]
         )
-        # Scatter is about the new ratio: while that moves, its distance is none.
+        # Scatter is the distance from the new ratio, so that a moving ratio adds none.
         weight = max(SMOOTHED, 1 / (self._seen[regime] + 1))
         self._scatter[regime] += weight * (
             abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime]
@@ -243,7 +243,7 @@ class Corrected:
         self._missing_s += SMOOTHED * (exec_s - predicted_s - self._missing_s)
 
     def _tell_apart(self, regime: Regime, value: float) -> None:
-        """Moves the regime's own part, then gives the shared ratio what all regimes share."""
+        """Moves the regime's own part, then shifts what all regimes share into the shared ratio."""
         self._count(regime)
         off = _within(value - self._apart[regime] - self._speed.log)
         self._apart[regime] += max(APART, 1 / (self._seen[regime] + 2)) * off

@@ -1,4 +1,4 @@
-"""Profile files: JSON, shipped or the operator's. Each states its origin and its error."""
+"""Reads profile files: JSON, shipped or the operator's. Each states its origin and its error."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ Form = StratifiedLinear | TokenTable | PiecewiseTokens | SlosServeRoofline | Sol
 
 
 class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The fit's error against `against`: absolute relative errors; None: not stated."""
+    """The fit's absolute relative errors against `against`; None where not stated."""
 
     against: NonEmpty
     mape: Fraction | None = None
@@ -47,7 +47,7 @@ class ProfileFile(
     model: NonEmpty
     tensor_parallel: FromOne
     kv_capacity_tokens: FromOne
-    kv_bytes_per_token: Count  # 0: not stated
+    kv_bytes_per_token: Count  # 0 if not stated
     overhead_s: Annotated[float, Meta(ge=0)]  # per iteration, on top of what the form gives
     error: FitError
     provenance: NonEmpty

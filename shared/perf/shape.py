@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 class BatchShape(NamedTuple):
     """One mixed batch. A chunk of `l_in` new tokens stands on `l_has` cached ones. A speculating
-    decode counts as one. Its drafts are new tokens on its context without a chunk's fixed cost (1.3
-    to 2.2 ms in our profiles): one kernel verifies all trees. They also count by themselves: each
-    needs logits.
+    decode counts as one. Its drafts count as new tokens on its context without a chunk's fixed cost
+    (1.3 to 2.2 ms in our profiles), since one kernel verifies all trees. They also count as
+    `drafts`, since each needs logits.
     """
 
     prefill_tokens: int = 0  # sum l_in
@@ -28,7 +28,7 @@ class BatchShape(NamedTuple):
         return self.prefill_tokens + self.decodes
 
     def with_drafts(self, drafts: NDArray[np.int32], has: NDArray[np.int32]) -> "BatchShape":
-        """The shape with drafts to verify, along (some of) the decodes; `has`: their contexts."""
+        """The shape with drafts to verify, by decode (of all or some); `has`: their contexts."""
         if not np.count_nonzero(drafts):
             return self
         tokens, stood = drafts.tolist(), has.tolist()
@@ -45,7 +45,7 @@ class BatchShape(NamedTuple):
         )
 
     def with_decodes(self, decodes: int, context: int) -> "BatchShape":
-        """The shape with so many more decodes, which stand on so many cached tokens together."""
+        """The shape with `decodes` more, which stand on `context` cached tokens together."""
         return BatchShape(
             self.prefill_tokens,
             self.prefills,

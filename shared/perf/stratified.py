@@ -11,7 +11,7 @@ from shared.vocabulary import FromOne
 
 
 class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """intercept + a coefficient per feature, up to `up_to_tokens` (None: no limit)."""
+    """Intercept + a coefficient per feature, for up to `up_to_tokens` (None: no limit)."""
 
     up_to_tokens: FromOne | None
     intercept_s: float
@@ -76,8 +76,8 @@ class StratifiedLinear(
 
 @dataclass(frozen=True, slots=True)
 class StratifiedProfile:
-    """The fit, made monotone: as published it falls where a batch enters the next stratum, and with
-    decodes in the upper one.
+    """The fit, made monotone: as published its time falls where a batch enters the next stratum,
+    and with more decodes in the upper stratum.
 
     Every stratum that a batch reaches is evaluated, a lower one at its bound with the dearer tokens
     first, and the largest counts; negative costs count as free. On the published coefficients this

@@ -1,4 +1,4 @@
-"""Zero-load times: one request alone on a replica. SLOs may be multiples of these."""
+"""Zero-load times: those of a single request on a replica. SLOs may be multiples of them."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.vocabulary import Slo
 
-CHUNK_TOKENS = 2048  # the chunk that the prompt of a request alone is computed in
+CHUNK_TOKENS = 2048  # the chunks in which a single request's prompt is computed
 
 
 class ZeroLoad(NamedTuple):
-    """A request without other work: to its first token, between tokens, to its last token."""
+    """The times of a single request: to its first token, between tokens, to its last token."""
 
     ttft_s: float
     tbt_s: float
@@ -18,7 +18,7 @@ class ZeroLoad(NamedTuple):
 
 
 def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
-    """The prompt's chunks one after another; the last one emits the first token."""
+    """Seconds of the prompt's chunks one after another; the last one emits the first token."""
     total_s = 0.0
     for cached in range(0, prompt_tokens, chunk_tokens):
         total_s += profile.batch_s(
@@ -28,10 +28,10 @@ def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
 
 
 def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """The mean decode iteration after the first token; of an output of one token, what a second
-    would take. It is the mean of the first and the last decode: exact where time is linear in the
-    context, too high where it is convex. All shipped forms are one or the other. Outputs can be a
-    million tokens long.
+    """Seconds of the mean decode iteration after the first token; for an output of one token, of a
+    second one. This is the mean of only the first and the last decode, since outputs can be a
+    million tokens long: exact where time is linear in the context, too high where it is convex. All
+    shipped forms are one or the other.
     """
     first_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens))
     last_s = profile.batch_s(
@@ -43,7 +43,7 @@ def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
 def zero_load(
     profile: Profile, prompt_tokens: int, output_tokens: int, chunk_tokens: int
 ) -> ZeroLoad:
-    """All three times, of chunks and outputs of at least 1 token. About 1 us per chunk."""
+    """All three times; chunks and outputs have at least 1 token. Takes about 1 us per chunk."""
     first_s = ttft_s(profile, prompt_tokens, chunk_tokens)
     between_s = tbt_s(profile, prompt_tokens, output_tokens)
     return ZeroLoad(first_s, between_s, first_s + (output_tokens - 1) * between_s)

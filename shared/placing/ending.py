@@ -1,4 +1,4 @@
-"""The end of a request: the first verdict by compare-and-set wins; then all are told, once."""
+"""Ends requests for admission and relegation: the first verdict written wins; then all are told."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +30,7 @@ class Ending:
         outcomes: Outcomes,
         on_end: Callable[[Record], None] | None = None,
     ) -> None:
-        """`on_end`: told of each record that this process ended, before its client is."""
+        """`on_end`: called with each record that this process ended, before its client is told."""
         self._bus, self._records, self._tracing, self._outcomes = bus, records, tracing, outcomes
         self._on_end = on_end
 
@@ -58,7 +58,7 @@ class Ending:
         assert verdict is not None
         try:
             await self._bus.publish(record.stream_subject, End(verdict=verdict), json=record.json)
-        except BusError as error:  # a client that receives nothing attaches
+        except BusError as error:  # a client that receives no event asks for them (Attach)
             log.warning("end.lost", request=record.key, error=str(error))
         with suppress(BusError):
             await self._bus.publish(subjects.ENDED, _ended(record))

@@ -187,6 +187,6 @@ def violation(record: Record) -> str:
 
 
 def kept_trace(traceparent: str) -> str:
-    """The id of a trace that is recorded; empty where none is."""
+    """The trace's id if the trace is recorded, else empty."""
     parent = TraceParent.parse(traceparent)
     return f"{parent.trace_id:032x}" if parent is not None and parent.sampled else ""

@@ -63,7 +63,7 @@ class Placer:
         return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
     async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
-        """The planner's answer. It may be asked before the record is stored: workers check that."""
+        """The planner's answer, maybe asked before the record is stored: workers check that."""
         assert record.replica is not None
         began = self._clock.unix_s()
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
@@ -96,7 +96,7 @@ class Placer:
         return answer
 
     async def conclude(self, stored: Stored, answer: OfferAnswer) -> CertainAnswer | None:
-        """The certain answer, to be asked for once the record is stored; None: as of `offer`."""
+        """The certain answer; call once the record is stored. None as for `offer`."""
         record = stored.record
         match answer:
             case OfferAccepted():
@@ -111,16 +111,16 @@ class Placer:
                 assert_never(answer)
 
     async def _in_doubt(self, record: Record) -> CertainAnswer | None:
-        """Nobody knows whether the worker holds it: take it back for certain."""
+        """Nobody knows whether the worker holds the attempt: take it back for certain."""
         over = await self.withdraw(record)
-        # An attempt that was held may have sent tokens: its worker reports its end, as any end.
+        # An attempt that was held may have sent tokens: its worker reports its end, like any other.
         if over is not None:
             return None
         return OfferDeclined(reason="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
-        """The end of the attempt with its output; None: the worker never had it and never will.
-        Raises BusTimeout if nobody answers, or another incarnation does: only the log tells then.
+        """The end of the attempt with its output; None if the worker never had it and never will.
+        Raises BusTimeout if nobody or another incarnation answers: then only the log tells.
         """
         assert record.replica is not None
         ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)

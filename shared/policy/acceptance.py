@@ -33,7 +33,7 @@ Seeds = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # a stream of numbers for each of the two draws: "top", "rank"
 _STREAMS = np.array([0x746F70, 0x72616E6B], dtype=np.uint64)[:, None, None]
-_FARTHEST = float(1 << 30)  # no tree is so wide
+_FARTHEST = float(1 << 30)  # a rank beyond the width of any tree
 
 
 class Drafted(NamedTuple):
@@ -45,7 +45,7 @@ class Drafted(NamedTuple):
     true: Bools
 
 
-# of the requests of one iteration, by their output tokens, depths and widths
+# makes the trees of the requests of one iteration, by their output tokens, depths and widths
 Trees = Callable[[Ints, Ints, Ints], Drafted]
 
 

@@ -40,13 +40,13 @@ class Decoding(NamedTuple):
 
 
 def blocks(tokens: int, block_tokens: int) -> int:
-    """The number of KV blocks that hold so many positions."""
+    """The number of KV blocks that hold `tokens` positions."""
     return -(-tokens // block_tokens)
 
 
 def in_order(view: View, rows: Rows, *keys: "np.ndarray[Any, Any]") -> Rows:
-    """The rows by these keys, each along the rows, the first of them foremost; then by arrival and
-    slot.
+    """The rows sorted by these keys (each along the rows), the first key foremost; then by arrival
+    and slot.
     """
     return rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], *reversed(keys)))]
 
@@ -184,8 +184,8 @@ def fill(
     budget_s: the longest that the whole predicted iteration may take. Each chunk is fitted to the
         batch so far (the decodes, the chunks before it, the context it stands on), so that the sum
         is exact.
-    passed: [rows] those that find no KV, and let others of `order` begin; None: none does.
-    kept_blocks: a prefill that begins leaves so much KV free, beyond the rules above.
+    passed: [rows] true for a row that lets others of `order` begin if it finds no KV; None: no row.
+    kept_blocks: KV that a prefill leaves free when it begins, beyond the rules above.
     steady: `order` stays as it is while nothing but progress happens. If its first row takes the
         whole limit, that row then does so again until its last chunk.
 

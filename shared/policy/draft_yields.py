@@ -1,4 +1,4 @@
-"""The yield of chains of drafts on average, by a closed law.
+"""The mean yield of chains of drafts, as a formula, for estimates without a draft model.
 
 The draft gives its first choice the probability q, from Beta(a, 1) with mean a / (a + 1), and a
 draft is accepted with the product of these along its chain ([adaserve] Eq. 7). So with the drafts
@@ -48,7 +48,7 @@ def _by_verified() -> tuple[list[float], list[float]]:
 
 
 def accepted_share(verified: float) -> float:
-    """The share of drafts that is accepted where so many are verified for a request."""
+    """The share of drafts that is accepted if `verified` drafts are verified for a request."""
     known, shares = _by_verified()
     at = min(bisect_left(known, verified), len(known) - 1)
     nearer = at > 0 and verified - known[at - 1] < known[at] - verified

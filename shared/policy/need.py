@@ -74,7 +74,7 @@ def needed_tokens(paces: Paces, start_unix_s: float, lasts_s: float) -> Needs:
 
 
 def calm_until_unix_s(paces: Paces, lasts_s: float) -> float:
-    """Until then no request with a token needs more than a plain decode, whatever more it makes."""
+    """The instant until which no request with a token needs more than a plain decode."""
     if lasts_s <= 0.0:
         return math.inf
     by_pace_s = paces.first_token_unix_s + paces.generated_tokens * paces.tbt_s

@@ -1,5 +1,5 @@
-"""Requests that have waited past their deadline (Ascendra sections 6.3 and 8.6), and their being
-dropped.
+"""Finds requests that have waited past their deadline, and drops them (Ascendra sections 6.3 and
+8.6).
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ def past_due(view: View) -> Rows:
 
 
 def dropping(view: View, choice: Choice, late: Rows) -> Choice:
-    """The choice, with those dropped. It is good for once, since the next may be late by then."""
+    """The choice, with these rows dropped. It is good for once, since others may be late then."""
     slots = view.slot[late].tolist()
     return replace(
         choice, release=[(slot, FinishReason.DROPPED.value) for slot in slots], repeats=1

@@ -1,5 +1,5 @@
 """A batch of whole prefills without any decode, for prompts that would be late beside the decodes
-and are in time alone.
+and are in time without them.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from shared.policy.seam import Choice, Floats, View
 def whole_prefills(
     view: View, every: Decoding, beside: BatchShape, first: Rows, due_s: Floats, limit_s: float
 ) -> Choice | None:
-    """The longest such batch of the prefills in `first`, in order; None where none is worth it.
+    """The longest such batch of the prefills in `first`, in order; None if no such batch helps.
 
     beside: the decodes that would run with them.
     due_s: [first] seconds until each must have ended.

@@ -59,7 +59,7 @@ RATE_MIN_TOKENS = 128
 # Section 4, baselines: the chunk without dynamic chunking, decodes included.
 CHUNK_TOKENS = 256
 
-# So many waiting requests are put in order first: an iteration rarely gives more of them a token.
+# Waiting requests that are sorted first: an iteration rarely gives more of them a token.
 REACH = 64
 
 PINNED, STANDARD, RELEGATED = 0, 1, 2

@@ -55,7 +55,7 @@ ORDERS: dict[str, Key] = {"fcfs": arrival, "edf": deadline, "srpf": remaining, "
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # of one iteration, decodes included (QoServe section 4, shared clusters)
+    # tokens of one iteration, decodes included (QoServe section 4, shared clusters)
     chunk_tokens: Annotated[int, Meta(ge=1)] = 256
     # the chunk shrinks until the iteration is this short (Medha, PolyServe)
     iteration_s: Annotated[float, Meta(gt=0)] = math.inf

@@ -1,4 +1,4 @@
-"""The seam between the request table of a replica (shared/core/replica/replica.py) and a policy.
+"""The interface between a replica's core (shared/core/replica/replica.py) and a policy.
 
 The core shows a policy the *predicted view*: the replica as it will be when the plans already in
 flight are done. The policy answers with choices. It holds learned statistics only. Its decisions
@@ -40,7 +40,7 @@ class Phase(IntEnum):
     DECODE = 2
 
 
-_DECODE = int(Phase.DECODE)  # numpy compares enums slowly
+_DECODE = int(Phase.DECODE)  # an int, since numpy compares enums slowly
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class Rows:
     tightest_tbt_s: Floats  # of the present stage and those to come; inf without one
     # its SLO names a pace for thinking, and the worker has not reported that thinking is over
     thinking: Bools
-    definition: Ints  # index into DEFINITIONS: what judges its SLO
+    definition: Ints  # index into DEFINITIONS: the definition of its SLO
     importance: Floats
     best_effort: Bools
     offloaded: Bools  # another replica gave it up, so that it is served sooner here
@@ -100,12 +100,12 @@ class View(Rows):
     # accepted and on the way to the worker: not rows yet, but already promised
     promised: Sequence[Offer] = ()
     draft: Draft | None = None  # the cost of the draft model; None: no speculation
-    # By position, the share of drafts that the worker had seen accepted, of those whose forerunners
-    # were, when this planner took the replica over; empty: it had seen none. A policy that has
-    # learned nothing yet begins here.
+    # By position in a chain, the share of drafts accepted if all before were, as the worker had
+    # seen when this planner took the replica over; empty: it had seen none. A policy that has
+    # learned nothing yet begins with these shares.
     accepted_shares: Sequence[float] = ()
-    # The engine verifies chains of so many drafts at most, and no trees (vLLM); 0: it verifies
-    # trees.
+    # The most drafts of a chain that the engine verifies, if it verifies no trees (vLLM); 0: it
+    # verifies trees.
     longest_chain: int = 0
     pool: str = ""  # of the replica, as its worker announced it
     # columns that follow from others
@@ -213,7 +213,7 @@ class Drafts:
     tbt_s: Floats  # of the request, which tells its tier
     application: Ints  # index into the view's `applications`
     drafted: Ints  # tokens verified, without the root
-    accepted: Ints  # of those
+    accepted: Ints  # drafts accepted among these
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +239,9 @@ class Observation:
 class Declared:
     """Properties of a policy that the core relies on."""
 
-    drops: bool = False  # it may release requests as "dropped"
-    gather_s: float = 0.0  # an offer may wait so long for others to be decided with it
-    gather_offers: int = 8  # or until so many wait
+    drops: bool = False  # the policy may release requests as "dropped"
+    gather_s: float = 0.0  # the longest that an offer waits for others to be decided with it
+    gather_offers: int = 8  # offers that do not wait any longer
     # the pools of the replicas, in turn, of fleets that do not configure them (simulated ones)
     pools: Sequence[str] = ("",)
 

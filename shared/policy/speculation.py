@@ -1,4 +1,4 @@
-"""The half of speculation that needs the draft's probabilities: pure functions that a worker calls
+"""The part of speculation that needs the draft's probabilities: pure functions that a worker calls
 between drafting and verifying.
 
 A planner fixes depth, width and budget one plan ahead (seam.Speculation). Which nodes are verified
@@ -185,8 +185,8 @@ def draft_s(
     *,
     together: bool = False,
 ) -> float:
-    """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
-    for each level, all entries at once.
+    """The seconds that the draft model takes in one iteration: it reads the positions that its KV
+    lacks, then takes a step for each level, for all entries at once.
 
     Entries with depth 0 must not be among the columns. `context`: the entry's tokens. `missing`:
     those of them that are not in the draft's KV. `together`: the engine drafts for all as deep as
@@ -206,10 +206,10 @@ def draft_s(
         prompts = BatchShape(int(l_in.sum()), len(l_in), float((l_in * l_in).sum()))
         cached, drafts = cached[~new], drafts[~new]
     first = prompts.with_decodes(len(cached), sum(cached.tolist())).with_drafts(drafts, cached)
-    # it needs no logits of what it reads
+    # no logits are needed for positions that are only read
     total_s = draft.read_s(first._replace(drafts=0) if first.drafts else first)
     levels = depth.tolist()
-    alike, deepest = min(levels), max(levels)  # steps that all entries take, and that any does
+    alike, deepest = min(levels), max(levels)  # steps that all entries take, and that some take
     if alike > 1:
         total_s += (alike - 1) * draft.step_s(_beams(width, context))
     for step in range(alike, deepest):
@@ -243,6 +243,6 @@ def draft_rows_s(view: View, rows: Indices, depth: Ints, width: Ints) -> float:
 
 
 def _beams(width: Ints, context: Ints) -> BatchShape:
-    """The shape of so many beams for each entry."""
+    """The shape of a step with `width` beams for each entry."""
     beams = width.tolist()
     return BatchShape(decodes=sum(beams), decode_context=sum(map(mul, beams, context.tolist())))

@@ -59,7 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # None: vLLM's own limit, see above
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
-    # of the requests that have not begun; `sjf`, by prompt, is SOLA's baseline (section 6.1)
+    # order of requests that have not begun; `sjf`, by prompt, is SOLA's baseline (section 6.1)
     order: Literal["fcfs", "sjf"] = "fcfs"
     spec_tokens: Annotated[int, Meta(ge=0, le=MOST_DRAFTS)] = 0
     # requests that wait past their deadline, as Ascendra compares (its section 8.6)
@@ -155,7 +155,7 @@ class Vllm:
 
 
 def _speculating(choice: Choice, drafts: Ints) -> Choice:
-    """The same entries, with so many drafts in line for each decode; the decodes come first."""
+    """The same entries, with `drafts` drafts in line for each decode; the decodes come first."""
     entries, n = len(choice.slots), len(drafts)
     depth = np.zeros(entries, dtype=np.int32)
     depth[:n] = drafts

@@ -1,4 +1,4 @@
-"""The check of a core's books while its service runs: a fault is found before it spreads."""
+"""Checks the state of a core while its service runs, so that a fault is found before it spreads."""
 
 from typing import Protocol
 
@@ -10,21 +10,21 @@ log = structlog.get_logger()
 
 IDLE_S = 10.0  # between two checks of a core that is idle
 BUSY_S = 60.0  # between two checks of a core that is never idle while it waits for events
-# Checks take at most this share of the time: one of 0.2 ms (a replica with 256 requests) may come
-# as often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
+# Checks take at most this share of the time: a check of 0.2 ms (a replica with 256 requests) may
+# come as often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
 COST_SHARE = 0.001
 
 
 class Checked(Protocol):
-    """A core whose books can be checked."""
+    """A core whose state can be checked."""
 
     def check(self) -> None:
-        """Raises AssertionError unless the books balance."""
+        """Raises AssertionError unless the parts of the state agree."""
 
 
 class Audit:
-    """Calls `core.check()` now and then. A failure is logged and raised: the books of this process
-    cannot be trusted, so it ends, and its supervisor starts it anew with books read from the store.
+    """Calls `core.check()` now and then. A failure is logged and raised: the state of this process
+    cannot be trusted, so it ends, and its supervisor starts it anew with state read from the store.
     """
 
     def __init__(self, core: Checked, name: str, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class Audit:
         self._busy_due_unix_s = began_unix_s + BUSY_S
 
     def look(self, *, idle: bool) -> None:
-        """Check, if one is due; call it where nothing waits. Raises what the check raised."""
+        """Check if one is due; call it where nothing waits. Raises the check's AssertionError."""
         began_unix_s = self._clock.unix_s()
         if began_unix_s < (self._idle_due_unix_s if idle else self._busy_due_unix_s):
             return

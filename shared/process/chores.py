@@ -1,4 +1,4 @@
-"""The short tasks with which a service answers messages; the service's stop ends them."""
+"""Runs the short tasks with which a service answers messages, and ends them with the service."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class Chores:
-    """A task group, and the subscriptions whose handlers start its tasks, which end first.
-    Impossible messages and a silent bus are logged, since whoever needs an answer asks again. Any
-    other exception ends the service.
+    """A task group, and the subscriptions whose handlers start its tasks; these end first. A task's
+    PeerError or BusError is logged, since whoever needs an answer asks again. Any other exception
+    ends the service.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Chores:
         return self._group.create_task(coro, name=name)
 
     def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> None:
-        """Start a short task; drop it when the service is ending already."""
+        """Start a short task; drop it if the service is already ending."""
         answer = _or_log(coro, name)
         try:
-            # closed also if it never began
+            # close the coroutine even if it never began
             self._group.create_task(answer, name=name).add_done_callback(lambda _: coro.close())
         except RuntimeError:
             answer.close()
@@ -69,7 +69,7 @@ async def _or_log(coro: Coroutine[Any, Any, Any], name: str) -> None:
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work; None if `stop` came first, which ends it."""
+    """The result of the work; None if `stop` was set first, which ends the work."""
     working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)

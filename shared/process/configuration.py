@@ -1,9 +1,9 @@
 """Configuration of a process: defaults, the TOML file named by SLACKLINE_CONFIG, the environment.
 
 Each service has one frozen struct and one section, `[<section>]` or SLACKLINE_<SECTION>_<FIELD>.
-Keys that all share (FLEET_KEYS) stand at the top or in SLACKLINE_<KEY>; a section may override
-them. Every section but the gateway's has Watched's fields. An unknown key or a wrong type stops the
-start: ignoring it silently is worse.
+Keys that all services share (FLEET_KEYS) stand at the top or in SLACKLINE_<KEY>; a section may
+override them. Every section but the gateway's has Watched's fields. An unknown key or a wrong type
+stops the start: to ignore it silently would be worse.
 """
 
 import os
@@ -23,8 +23,8 @@ from shared.written import reading, text_of
 T = TypeVar("T", bound=msgspec.Struct)
 
 V = TypeVar("V")
-# A field that no file and no variable sets: what depends on it is proved with this value, or nobody
-# has a reason to change it. Tests pass another as an argument.
+# A field that no file and no variable can set: other code is right only with this value, or nobody
+# has a reason to change it. Tests pass other values as an argument.
 Constant = Annotated[V, Meta(extra={"constant": True})]
 
 SECTIONS = ("admission", "planner", "relegation", "worker", "gateway")
@@ -96,12 +96,12 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
         )
     try:
         return kind(**values)
-    except ValueError as error:  # the struct's own check of several fields
+    except ValueError as error:  # the struct's own check of several fields failed
         raise ConfigError(f"[{section}]: {error}") from error
 
 
 def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watched:
-    """The address of this process's metrics. Raises ConfigError; `load` judges other keys."""
+    """The address of this process's metrics. Raises ConfigError; `load` checks all other keys."""
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
     return Watched(**values_of(env, section, types, None))
@@ -131,7 +131,7 @@ class MisfitError(ConfigError):
 
 
 class Setting(NamedTuple):
-    """A value that is set, where it was set, and what is wrong with it; one for each fault."""
+    """A value that is set, where it was set, and its fault; one Setting for each fault."""
 
     name: str
     origin: str  # "admission.tiers in FILE", or the environment variable; with a fault its place
@@ -142,8 +142,8 @@ class Setting(NamedTuple):
 def settings_of(
     kind: type[msgspec.Struct], section: str, environ: Mapping[str, str]
 ) -> tuple[list[Setting], str]:
-    """Each value that is set for a section, in the order in which it counts (the last one wins),
-    with its faults; then the fault of them all together, empty if there is none.
+    """Each value that is set for a section, in the order in which values count (the last one wins),
+    with its faults; then the fault of all values together, empty if there is none.
     """
     types = {f.name: f.type for f in settings_in(kind)}
     if section != "gateway":
@@ -185,7 +185,7 @@ def _tried(
 
 
 def files_of(environ: Mapping[str, str]) -> list[Path]:
-    """The configuration file, if one is named."""
+    """The configuration file as a list, empty if none is named."""
     path = environ.get(f"{PREFIX}CONFIG")
     return [Path(path)] if path else []
 
@@ -243,7 +243,7 @@ def _from_environment(
 
 
 def _is_set(text: str, name: str, types: Mapping[str, Any]) -> bool:
-    """False where an empty text means nothing: compose passes it for a variable that is not set."""
+    """False for an empty text that means nothing: compose passes it for an unset variable."""
     return bool(text) or not (name == "url" or get_origin(types.get(name)) is dict)
 
 

@@ -1,5 +1,5 @@
-"""The settings of a service as data: each field with its meaning, what is set and where, and what
-is wrong. `python -m services.<name> --settings` prints it as JSON for `slackline config`.
+"""The settings of a service as data: each field with its meaning, its value, where that was set,
+and its faults. `python -m services.<name> --settings` prints it as JSON for `slackline config`.
 """
 
 import ast
@@ -39,7 +39,7 @@ class Field(Struct, frozen=True, kw_only=True):
     meaning: str
     default: Any
     fleet: bool  # may stand at the top of the file, for all services
-    live: bool  # a running service takes a change over
+    live: bool  # a running service takes over a change
 
 
 class Described(Struct, frozen=True, kw_only=True):
@@ -48,15 +48,15 @@ class Described(Struct, frozen=True, kw_only=True):
     set: list[Setting]
     faults: list[str]  # of the section as a whole
     schema: dict[str, Any]  # JSON Schema of the section
-    definitions: dict[str, Any]  # what it refers to
+    definitions: dict[str, Any]  # the schemas that `schema` refers to
 
 
 class _NotKnown(Exception):
-    """A check needs a value that is wrong itself."""
+    """Raised if a check reads a value that has a fault itself."""
 
 
 class _Fitting:
-    """The values of a section that fit, in place of one that cannot be loaded."""
+    """The fitting values of a section that cannot be loaded as a whole, for the checks."""
 
     def __init__(self, kind: type[Struct], section: str, env: Mapping[str, str], wrong: set[str]):
         fields = [f for f in msgspec.structs.fields(kind) if f.name not in wrong]
@@ -75,7 +75,7 @@ def describe(section: str, kind: type[C], checks: Sequence[Callable[[C], object]
     found, fault = settings_of(kind, section, os.environ)
     wrong = {setting.name for setting in found if setting.error}
     faults = [fault] if fault and not wrong else []
-    with contextlib.suppress(ConfigError):  # a file that cannot be read is told by `fault`
+    with contextlib.suppress(ConfigError):  # `fault` tells of a file that cannot be read
         cfg: Any = _Fitting(kind, section, os.environ, wrong) if fault else load(kind, section)
         for check in checks:
             try:
@@ -133,7 +133,7 @@ def _schema(kind: type[Struct]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _finite(schema: Any) -> Any:
-    """The schema without infinite defaults, which JSON has not: such a bound is absent."""
+    """The schema without infinite defaults, which JSON cannot hold: such a bound is absent."""
     if isinstance(schema, dict):
         return {
             key: _finite(value)

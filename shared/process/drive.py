@@ -1,8 +1,8 @@
 """The loop of a service whose decisions a core makes: wait for an event or the next wake-up, feed
 the core, perform its actions.
 
-Planner, admission and relegation run it; the simulator feeds the same cores. Not the worker, whose
-core has no timers, has the engine for a clock, and answers by return value.
+Planner, admission and relegation run this loop; the simulator feeds the same cores. The worker does
+not: its core has no timers, follows the engine's iterations, and answers by return value.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ A = TypeVar("A")
 EventIn = TypeVar("EventIn", contravariant=True)
 ActionOut = TypeVar("ActionOut", covariant=True)
 
-# Turns of the event loop until a message that an action sends from a task of its own has left: one
+# Turns of the event loop until a message has left that an action sends from a task of its own: one
 # each for that task, the bus's writer and the socket.
 TURNS_TO_SOCKET = 3
 
@@ -29,14 +29,14 @@ class Core(Protocol[EventIn, ActionOut]):
 
     @property
     def idle(self) -> bool:
-        """Nothing is promised or under way, so a service may end."""
+        """True if nothing is promised or under way, so that the service may end."""
 
     def wake_at_unix_s(self) -> float | None:
-        """The instant at which the core wants a Tick if no event comes before; None: never."""
+        """The instant at which the core wants a Tick if no event comes before; None if never."""
 
     def handle(self, event: EventIn, *, now_unix_s: float) -> Sequence[ActionOut]:
-        """The actions, in order. Due timers fire with every event. A core due at once has put work
-        off until its actions' messages have left.
+        """The actions, in order. Due timers fire with every event. A core that is due again at once
+        has put off work until its actions' messages have left.
         """
 
     def check(self) -> None:
@@ -44,8 +44,8 @@ class Core(Protocol[EventIn, ActionOut]):
 
 
 class Inbox(Generic[E]):
-    """The events that wait for a core, in order, up to a limit. `offer` refuses one when full, and
-    its caller decides. `put` never does: it is for results of the core's own actions.
+    """The events that wait for a core, in order, up to a limit. When full, `offer` refuses an
+    event, and its caller decides. `put` never refuses: it is for results of the core's own actions.
     """
 
     def __init__(self, limit: int, join: Callable[[E, deque[E]], E] | None = None) -> None:
@@ -63,19 +63,19 @@ class Inbox(Generic[E]):
         return len(self._events)
 
     def offer(self, event: E) -> bool:
-        """False: the inbox is full, and the event is not in it."""
+        """Add the event; False if the inbox is full and the event was not added."""
         if len(self._events) >= self._limit:
             return False
         self.put(event)
         return True
 
     def put(self, event: E) -> None:
-        """Add an event that must not be lost; something else bounds the number of these."""
+        """Add an event that must not be lost; the caller bounds the number of such events."""
         self._events.append(event)
         self._wake()
 
     def drain(self) -> None:
-        """No new work comes: the driver returns once the core is idle."""
+        """No further work comes: the driver returns once the core is idle."""
         self.draining = True
         self._wake()
 
@@ -85,7 +85,7 @@ class Inbox(Generic[E]):
         self._wake()
 
     def take(self) -> E | None:
-        """The next event; None: there is none. Raises what `fail` was given."""
+        """The next event; None if there is none. Raises the error that `fail` was given."""
         if self._failure is not None:
             raise self._failure
         if not self._events:
@@ -121,10 +121,10 @@ async def drive(
 ) -> None:
     """Feed `core` until it is idle with a draining inbox, or until cancelled.
 
-    Events go in as they came, a Tick when the core asked for it, never before. `perform` is awaited
-    for each action before the next event; it may start a task, whose result returns as an event.
-    `on_step` gets each step's seconds. Raises what `Inbox.fail` was given or `perform` raises, and
-    AssertionError (see Audit).
+    Events go in as they came, and a Tick at the instant that the core asked for, never before.
+    `perform` is awaited for each action before the next event; it may start a task, whose result
+    returns as an event. `on_step` gets each step's seconds. Raises the error that `Inbox.fail` was
+    given or that `perform` raises, and AssertionError (see Audit).
     """
     audit = Audit(core, name, clock)
     # when the last event was handled; None: the event loop has had a turn since

@@ -1,13 +1,13 @@
-"""One time for all processes of a fleet, whatever the clocks of their hosts say.
+"""Keeps all processes of a fleet at one time, whatever the clocks of their hosts say.
 
 Records, offers and acks carry instants that others compare with their clock. So each process moves
-its clock (shared/clock.py) to that of the NATS server that leads the leases, at its start and,
-slewing, every SYNC_S. It asks as NTP does; half of the fastest round trip bounds the error.
+its clock (shared/clock.py) to that of the NATS server that leads the leases: at its start, then by
+slewing every SYNC_S. It asks as NTP does; half the fastest round trip bounds the error.
 
 If the server's clock jumps, the fleet keeps its time: a process that finds it more than AGREE_S
 away asks the others. One that begins takes their time. One that was paused finds that they agree
-with the server, and jumps. A host's wall clock is logged and exported beyond WARN_S; beyond
-UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
+with the server, and jumps. A host's wall clock that is off is exported; beyond WARN_S it is logged,
+beyond UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
 """
 
 import asyncio
@@ -30,13 +30,13 @@ log = structlog.get_logger()
 SYNC_S = 10.0  # a clock that drifts by 50 ppm is off by 0.5 ms then
 SAMPLES = 5  # round trips to the server; the fastest counts
 PEERS = 3  # processes that are asked; the median of their times counts
-ASKS = 8  # at most, since one's own answers do not count
+ASKS = 8  # questions at most: more than PEERS, since one's own answers do not count
 ASK_S = 0.5
-AGREE_S = 1.0  # further away the server's clock has jumped, or ours has lost time
+AGREE_S = 1.0  # further apart, the server's clock has jumped, or ours has lost time
 WARN_S = 1.0
 UNREADY_S = 10.0
 WARN_EVERY_S = 60.0
-UNHEARD = 3  # rounds in which only we answered: there is nobody else
+UNHEARD = 3  # after so many rounds without another's answer there is no other process
 TELLS = ("admission", "planner")  # the services that answer, since each fleet has both
 
 
@@ -46,10 +46,10 @@ class FleetTime:
     def __init__(
         self, bus: Bus, clock: Clock, service: str, instance: str, metrics: Registry | None = None
     ) -> None:
-        """`service`: its name; empty: a guest, who only reads the time."""
+        """`service`: the process's service; empty for a guest, which only reads the time."""
         self._bus, self._clock, self._service, self._instance = bus, clock, service, instance
         self._warned_unix_s, self._unheard = float("-inf"), 0
-        self._apart = False  # the fleet and the server are, which was told
+        self._apart = False  # the fleet and the server disagree, and that was logged
         text = "The wall clock of this process's host minus the time of its fleet."
         if metrics is not None:
             gauge = metrics.gauge(names.HOST_CLOCK_AHEAD, text).labels()
@@ -128,7 +128,7 @@ class FleetTime:
         return fastest[1] if fastest else None
 
     async def _others_ahead_s(self) -> list[float] | None:
-        """Some other processes' clocks minus ours, PEERS at most; None: nobody can answer."""
+        """Other processes' clocks minus ours, PEERS at most; None if nobody can answer."""
         found = dict[str, float]()
         for _ in range(ASKS):
             before = self._clock.unix_s()
@@ -155,7 +155,7 @@ class FleetTime:
         )
 
     def _compare(self) -> None:
-        """Log a host's clock that is off, every WARN_EVERY_S."""
+        """Log that the host's clock is off, at most every WARN_EVERY_S."""
         ahead_s, now = self._clock.host_ahead_s(), self._clock.unix_s()
         if abs(ahead_s) > WARN_S and abs(now - self._warned_unix_s) >= WARN_EVERY_S:
             self._warned_unix_s = now

@@ -1,9 +1,9 @@
-"""Logs: a JSON object a line on stdout, events named `noun.verb`, facts as fields with units. Cores
-never log; their shells do. A filtered call costs an attribute lookup and an empty function.
+"""Logs as JSON objects on stdout, one a line: events named `noun.verb`, facts as fields with units.
+Cores never log; their shells do. A filtered call costs an attribute lookup and an empty function.
 
 Logging never raises: a line that cannot be written is dropped, and the next says in `lines_dropped`
-how many were. Of a warning there are LINES_A_MINUTE at most; the next says how many more in
-`lines_left_out`.
+how many were. A warning is written LINES_A_MINUTE times at most; the next one says in
+`lines_left_out` how many were not.
 """
 
 import json
@@ -31,7 +31,7 @@ LEVELS = {
 }
 
 Fields = MutableMapping[str, Any]
-LINES_A_MINUTE = 60  # of one event, with level warning or error
+LINES_A_MINUTE = 60  # lines of one event with level warning or error
 
 
 def configure(service: str, instance: str, environ: Mapping[str, str] | None = None) -> None:
@@ -42,7 +42,7 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
         raise ConfigError(f"SLACKLINE_LOG_LEVEL={name!r}: use one of {', '.join(LEVELS)}")
     level = LEVELS[name]
 
-    # None: stdout was closed before the start, and its number may belong to a socket by now
+    # None if stdout was closed before the start: its number may belong to a socket by now
     lines = Lines(None if sys.stdout is None else sys.stdout.fileno())
 
     def identify(_logger: Any, _method: str, fields: Fields) -> Fields:
@@ -79,13 +79,13 @@ def logger() -> structlog.typing.FilteringBoundLogger:
 
 
 def traced(traceparent: str) -> AbstractContextManager[Any]:
-    """Every line within has the `trace_id`, where there is a trace."""
+    """A context in which every line has the `trace_id`, if there is a trace."""
     found = trace_id(traceparent)
     return structlog.contextvars.bound_contextvars(trace_id=found) if found else nullcontext()
 
 
 class Sparing:
-    """Leaves out warnings and errors beyond LINES_A_MINUTE of one event; others can cause them."""
+    """Leaves out warnings and errors of one event beyond LINES_A_MINUTE: peers could cause many."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -116,7 +116,7 @@ class _Minute:
 
 
 class Lines:
-    """Whole lines to a file descriptor. One that cannot be written is dropped, and counted."""
+    """Whole lines to a file descriptor. A line that cannot be written is dropped, and counted."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.dropped = 0

@@ -53,13 +53,13 @@ Check = Callable[[C], object]
 
 
 def run(section: str, kind: type[C], body: Body[C], *checks: Check[C]) -> None:
-    """Run a service until SIGINT or SIGTERM, then drain. A failed check raises ConfigError."""
+    """Run a service until SIGINT or SIGTERM, then drain. A check that fails raises ConfigError."""
     if not told_settings(section, kind, *checks):
         run_until_stopped(section, _main(section, kind, body, checks))
 
 
 def told_settings(section: str, kind: type[C], *checks: Check[C]) -> bool:
-    """True if the process was asked for its settings, which it has printed as JSON."""
+    """True if the process was asked for its settings; they have been printed as JSON."""
     if sys.argv[1:] != ["--settings"]:
         return False
     # imported here: a service that serves does not need it
@@ -74,8 +74,8 @@ def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
     gc.collect()
     # Imported objects stay: a full collection of them takes 10 ms of an iteration.
     gc.freeze()
-    # What is walked at once are 10,000 objects, for 0.5 ms, and rarely more. By the defaults (700,
-    # 10, 10) the decoding of an 8 MiB message of millions of lists takes 2 s in place of 0.3.
+    # A collection usually walks 10,000 objects, for 0.5 ms. With the defaults (700, 10, 10) the
+    # decoding of an 8 MiB message of millions of lists takes 2 s in place of 0.3.
     gc.set_threshold(10_000, 50, 100)
     _raise_open_files()
     try:

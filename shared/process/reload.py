@@ -1,4 +1,4 @@
-"""A running service takes changed rules at once, anything else at its next start."""
+"""Lets a running service take changed rules at once; other settings wait for its next start."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ log = logs.logger()
 
 
 class Ruled(Protocol):
-    """A section with rules."""
+    """The configuration of a service that goes by rules."""
 
     @property
     def tiers(self) -> TierSource: ...
@@ -35,7 +35,7 @@ Stamp = Sequence[tuple[int, int] | None]
 
 
 def rules_of(cfg: Ruled) -> Rules:
-    """The rules of a section; keys are the gateway's alone. Raises ConfigError."""
+    """The rules of a section; only the gateway has keys. Raises ConfigError."""
     return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", None))
 
 
@@ -45,9 +45,9 @@ def tiers_in(cfg: Ruled) -> TierSet:
 
 
 async def follow_files(section: str, cfg: R, rules: Rules) -> None:
-    """Take the rules over into `rules` when a file of the configuration changes, and say so, until
-    cancelled. A file counts once it has been still for LOOK_S, so that none is read half-written. A
-    wrong one is refused, and the rules stay.
+    """Take the rules over into `rules` when a file of the configuration changes, and log it, until
+    cancelled. A file is read once it has not changed for LOOK_S, so that none is read half-written.
+    A faulty file is refused, and the rules stay.
     """
     newest = cfg  # may name other files than the process began with
     taken = seen = _stamp(_files(newest))
@@ -60,7 +60,7 @@ async def follow_files(section: str, cfg: R, rules: Rules) -> None:
         try:
             new = load(type(cfg), section)
             changed = rules.take(rules_of(new))  # type: ignore[arg-type]
-        except Exception as error:  # no file that somebody writes ends a service
+        except Exception as error:  # no fault in a file ends a service
             known = isinstance(error, ConfigError)
             log.error("config.refused", error=str(error) if known else repr(error)[:1000])
             continue
@@ -85,7 +85,7 @@ def _stamp(files: Sequence[Path]) -> Stamp:
 
 
 def _stamp_of(file: Path) -> tuple[int, int] | None:
-    """None: there is no such file."""
+    """Time and size of the file; None if there is no such file."""
     try:
         status = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""A process's metrics over HTTP: a web framework would cost every worker 20 MB and 0.2 s."""
+"""Serves a process's metrics over HTTP. A web framework would cost every worker 20 MB and 0.2 s."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ SCRAPE_LIMIT_BYTES = 16 * 1024  # of a request
 
 @asynccontextmanager
 async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator[str]:
-    """Answer meanwhile; yields the address, empty without a port. Raises ConfigError."""
+    """Serve the metrics within; yields the address, empty without a port. Raises ConfigError."""
     if not watched.metrics_port:
         yield ""
         return

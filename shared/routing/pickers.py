@@ -1,4 +1,4 @@
-"""Pickers: the order in which the replicas that passed the filters are asked."""
+"""Pickers of routing: the order in which the replicas that passed the filters are asked."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -8,7 +8,7 @@ from shared.schemas import Offer
 
 
 class BestFirst:
-    """The highest scores first, the scores compared in order; chance among alike."""
+    """The highest scores first, compared score by score; chance among equals."""
 
     def __call__(
         self, offer: Offer, candidates: Sequence[Candidate], rng: Random
@@ -19,8 +19,8 @@ class BestFirst:
 
 
 class BestInTurn:
-    """The highest scores first; among alike, each offer begins one replica further. Where several
-    routers have the same digests, they begin at different replicas by chance.
+    """The highest scores first; among equals, each offer begins one replica further. Routers with
+    the same digests begin at different replicas by chance.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class BestInTurn:
 
 
 class Rotation:
-    """Each offer that takes a turn begins one replica further (QoServe section 4.1.1); one that
-    takes none begins where the next turn will.
+    """Each offer that takes a turn begins one replica further (QoServe section 4.1.1); an offer
+    that takes none begins where the next turn will.
     """
 
     def __init__(self, takes_turn: Callable[[Offer], bool] = lambda _offer: True) -> None:
@@ -62,9 +62,9 @@ class TicketOrder:
     """Two pools, each in an order of its own (Ascendra sections 4 and 6.1); `high` serves requests
     about to be late.
 
-    An offloaded request asks the high pool, then the other. Others ask the first of the high pool
-    with a ticket out (nothing waits there), then the other pool, then the rest: a second ticket
-    would use up the hops.
+    An offloaded request asks the high pool, then the other. Other requests ask the first of the
+    high pool with a ticket out (nothing waits there), then the other pool, then the rest: a second
+    ticket would use up the hops.
     """
 
     def __init__(self, high: str, in_high: Picker, in_low: Picker) -> None:

@@ -1,6 +1,6 @@
-"""Routing: the order in which replicas are asked, best first. *Filters* say which may be asked at
-all, *scorers* give each a tuple of scores, of which later ones break ties, and a *picker* puts them
-in order. One more concern is one more scorer, at its place.
+"""Routing: the order in which replicas are asked to hold a request, best first. *Filters* say which
+replicas may be asked at all, *scorers* give each a tuple of scores, of which later ones break ties,
+and a *picker* sorts them. A further concern becomes a further scorer.
 
 Digests count the caller's own recent placements (shared/core/load_view.py). Named routings:
 shared/routing/routings.py.
@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 
 Filter = Callable[[Offer, Digest], bool]  # True: the replica may be asked
-# The offer first, then each digest; the higher, the better.
+# Called with the offer, then with each digest. A higher score is better.
 Scorer = Callable[[Offer], Callable[[Digest], float]]
 # The candidates in the order in which they are to be asked. They come sorted by replica id.
 Picker = Callable[[Offer, Sequence[Candidate], Random], Sequence[Candidate]]

@@ -1,4 +1,4 @@
-"""The routings that have names; a policy names its own in its setting `router`."""
+"""The routings that have names; a policy's setting `router` names the one it uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -31,7 +31,7 @@ PARTS: Mapping[RouterName, Parts] = {
         ),
         BestFirst,
     ),
-    # The same, but decodes count as backlog, and alike replicas are taken in turn.
+    # The same, but decodes count as backlog, and equal replicas are taken in turn.
     "in_time": Parts(
         (
             scorers.free_slot,
@@ -59,12 +59,12 @@ def sequential() -> Pipeline:
 
 
 def one_offer() -> Pipeline:
-    """Figure 14 of SLOs-Serve, without routing: replicas in turn, declined once is best-effort."""
+    """Figure 14 of SLOs-Serve, without routing: replicas in turn, best-effort after one decline."""
     return Pipeline(Rotation(takes_turn=_new), filters=[never_declined])
 
 
 def with_tickets(name: RouterName, high: str) -> Pipeline:
-    """Ascendra's controller (sections 4 and 6.1): `name` orders each of two pools by itself."""
+    """Ascendra's controller (sections 4 and 6.1): the routing `name` orders each of two pools."""
     parts = PARTS[name]
     return Pipeline(TicketOrder(high, parts.picker(), parts.picker()), scorers=parts.scorers)
 

@@ -1,5 +1,5 @@
-"""Scorers: how well a replica suits a request, the higher the better; the next breaks ties. A
-scorer takes the offer and gives a function of digests, to do the offer's part of the sums once.
+"""Scorers of routing: how well a replica suits a request, the higher the better. A scorer takes the
+offer and returns a function of digests, so that the offer's part is computed once.
 """
 
 import math
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ServiceClass
 
-# Scores are rounded to these steps, so that replicas this close are alike and chance decides:
+# Scores are rounded to these steps, so that replicas this close are equal and chance decides:
 # several routers with the same digests must not all pick the same replica.
 BACKLOG_STEP = 0.02  # of the time the request has
 KV_STEP = 0.125  # of the capacity
-# A decode's tokens until another's first token is due: some forty, of 50 us each in a full batch.
+# A decode's share of the time until a request's first token: forty tokens of 50 us in a full batch.
 DECODE_S = 0.002
-# Less free KV than this share is no room: running decodes will want it.
+# Less free KV than this share counts as none: running decodes will want it.
 KV_TIGHT = 0.05
 
 
@@ -27,7 +27,7 @@ def free_slot(_offer: Offer) -> Score:
 
 
 def attainability(offer: Offer) -> Score:
-    """1 if the replica's queue leaves time for the SLO, as predicted, or there is none to hold."""
+    """1 if the replica's queue leaves time for the SLO, as predicted, or there is no SLO."""
     due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
 
     def attainable(digest: Digest) -> float:
@@ -37,7 +37,7 @@ def attainability(offer: Offer) -> Score:
 
 
 def surplus(offer: Offer) -> Score:
-    """1 if the replica would take best-effort work now. For a standard request 1 everywhere."""
+    """1 if the replica would take best-effort work now; for a standard request always 1."""
     if offer.service_class is ServiceClass.STANDARD:
         return lambda _: 1
     return lambda digest: digest.surplus
@@ -62,7 +62,7 @@ def backlog(offer: Offer, decode_s: float = 0.0) -> Score:
 
 
 def load(offer: Offer) -> Score:
-    """As `backlog`, where each standard decode counts as DECODE_S of backlog."""
+    """Like `backlog`, but each standard decode counts as DECODE_S of backlog."""
     return backlog(offer, DECODE_S)
 
 

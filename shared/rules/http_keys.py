@@ -1,5 +1,5 @@
-"""The keys of HTTP clients, each of a tenant. A file has one line a key: the tenant, and the key's
-SHA-256. The key itself is stored nowhere.
+"""The keys of HTTP clients, each of which belongs to a tenant. A file has one line for each key:
+the tenant, and the key's SHA-256. The key itself is stored nowhere.
 
 A key is 256 random bits, so no list of likely keys exists, and nobody finds one from its hash: a
 slow hash, as passwords need, would add nothing but time to each request.
@@ -27,7 +27,7 @@ def new_key() -> str:
 
 
 def line_of(tenant: str, key: str) -> str:
-    """The line of a file for this key. Raises PeerError for a tenant that is no id."""
+    """The line of a key file for this key. Raises PeerError for a tenant that is no id."""
     return f"{check_id(tenant, 'tenant')} {_hash(key)}\n"
 
 
@@ -64,7 +64,7 @@ class HttpKeys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Those who have a key."""
+        """The tenants that have a key."""
         return frozenset(self._tenants.values())
 
     def with_more(self, tenants: Mapping[str, str]) -> "HttpKeys":
@@ -76,7 +76,7 @@ class HttpKeys:
         return HttpKeys(self._tenants | dict(tenants))
 
     def tenant_of(self, key: str) -> str | None:
-        """The tenant whose key it is. The time does not depend on the key: all are compared."""
+        """The tenant of this key. The time does not depend on the key: all hashes are compared."""
         given, found = _hash(key), None
         for known, tenant in self._tenants.items():
             if hmac.compare_digest(given, known):

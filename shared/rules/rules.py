@@ -16,7 +16,7 @@ TenantSource = str | dict[str, Tenant]
 
 @dataclass(slots=True)
 class Rules:
-    """One object for all who go by the rules; `take` changes it in place."""
+    """The rules now in force: one object for all that go by them; `take` changes it in place."""
 
     tiers: TierSet = DEFAULT
     tenants: Tenants = field(default_factory=Tenants)
@@ -24,7 +24,7 @@ class Rules:
 
     def take(self, new: "Rules") -> list[str]:
         """Go by the new rules from now on; returns the names of those that differ. Raises
-        ConfigError, and changes nothing, if HTTP would need no key any more.
+        ConfigError, and changes nothing, if HTTP would no longer need keys.
         """
         if self.keys is not None and new.keys is None:
             raise ConfigError("no key is left: a gateway that had keys is opened by a restart only")

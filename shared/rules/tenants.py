@@ -1,4 +1,4 @@
-"""The limits of each tenant: its weight beside others, tokens a second, importance and SLO."""
+"""The limits of each tenant: its weight beside other tenants, tokens a second, importance, SLO."""
 
 import math
 import tomllib
@@ -15,7 +15,7 @@ from shared.vocabulary import Slo
 from shared.written import reading, text_of
 
 KeyHash = Annotated[str, Meta(pattern=SHA256)]
-OTHERS = "*"  # names the limits of each tenant that is not named itself
+OTHERS = "*"  # the name of the limits for each tenant that has no entry of its own
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,8 +76,8 @@ class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.tenants.get(name) or self.tenants.get(OTHERS) or UNLIMITED
 
     def most_importance(self, name: str, of_tier: float) -> float:
-        """The most that a request of the tenant may have in a tier of so much importance. Beside
-        others it is the operator's to grant: a caller's word would win over the shares of all.
+        """The most importance that a request of the tenant may have in a tier of importance
+        `of_tier`. Beside others, only the operator grants more: a caller could evade the shares.
         """
         stated = self.named(name).importance
         beside_others = bool(self.tenants.keys() - {name})

@@ -1,4 +1,4 @@
-"""Tier sets: named SLOs, the share of the load of each, and its name in HTTP's `service_tier`."""
+"""Tier sets: named SLOs, the share of the load of each, and the name in HTTP's `service_tier`."""
 
 import json
 import tomllib
@@ -103,7 +103,7 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def definition(self) -> str:
-        """The definitions by which its SLOs are judged, in words."""
+        """The definitions by which the set's SLOs are judged, in words."""
         return ", ".join(dict.fromkeys(tier.slo.definition for tier in self.tiers.values()))
 
     def for_service_tier(self, value: str | None) -> str:
@@ -135,7 +135,7 @@ DEFAULT = TierSet(
         "interactive": Tier(
             slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority", wait_s=120.0
         ),
-        # A chat begins within a second and is then read at about ten tokens a second.
+        # A chat answer begins within a second and is then read at about ten tokens a second.
         "chat": Tier(
             slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default", wait_s=120.0
         ),
@@ -167,8 +167,8 @@ DEMO_3 = TierSet(
     },
 )
 
-# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times its
-# time alone, and any 10 tokens may take 50 or 100 ms a token on average. Table 1 says which
+# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times as
+# long as by itself, and any 10 tokens may take 50 or 100 ms a token on average. Table 1 says which
 # scenario is tight in which stage. The paper gives no shares for the mixed scenario; here they are
 # equal.
 _TIGHT_X, _LOOSE_X, _TIGHT_S, _LOOSE_S = 3, 5, 0.05, 0.1
@@ -208,7 +208,7 @@ SLOS_SERVE = (
 )
 
 # AdaServe Table 2 and section 6.2: a time per token only. A first token has no deadline; coding is
-# held to 1.2 times the pace of a request alone.
+# held to 1.2 times the time per token of a single request.
 ADASERVE_3 = TierSet(
     name="adaserve-3",
     default="chat",
@@ -229,7 +229,7 @@ _SOLA_TABLE_3 = {
     "qwen1.5-72b": ((2.425, 0.2), (4.85, 0.4)),
 }
 # SOLA's rule for a model that is not in the table (sections 6.1 and 6.5): a multiple of the time
-# that a request takes alone, here for each of the two bounds by itself.
+# that a single request takes, here separately for each of the two bounds.
 _SOLA_TIMES = (5, 10, 15, 20)
 
 SOLA = tuple(
@@ -270,7 +270,7 @@ BUILT_IN = {
 
 
 class _Configuration(Struct, frozen=True, kw_only=True):
-    """The tiers of a configuration file; the rest of it is for others."""
+    """The part of a configuration file that is about tiers."""
 
     tiers: str | dict[str, Tier] = ""
     default_tier: str = ""
@@ -295,7 +295,7 @@ def load_tiers(name_or_path: str) -> TierSet:
 
 
 def tiers_of(source: str | dict[str, Tier], default_tier: str) -> TierSet:
-    """The tiers of a configuration, written or named; empty: built in. Raises ConfigError."""
+    """The tiers of a configuration, written or named; built in if empty. Raises ConfigError."""
     if isinstance(source, str):
         known = load_tiers(source) if source else DEFAULT
         name, default, tiers = known.name, default_tier or known.default, known.tiers

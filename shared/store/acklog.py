@@ -1,4 +1,4 @@
-"""The ack log of a replica, read as the story of each attempt. Recovery and attach read it."""
+"""Reads the ack log of a replica as the story of each attempt, for recovery and attach."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
 
-FOLDED_AT_ONCE = 16  # entries of a log, before others get their turn
+FOLDED_AT_ONCE = 16  # entries of a log, before other tasks get a turn
 
 encode_entry = msgspec.msgpack.Encoder().encode
 _entry: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
@@ -75,17 +75,17 @@ class Story:
     emissions: list[tuple[int, float, int | None]] = field(default_factory=list)
     ended: str = ""
     over: AttemptOver | None = None
-    # of this attempt, or with those before where `measure` is from a snapshot
+    # of this attempt, or of all attempts where `measure` is from a snapshot
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
     relegated: bool = False  # best-effort at some time
     best_effort: bool = False  # at the end of the story
     logprobs: list[TokenLogprob] = field(default_factory=list)  # parallel to `tokens`, or empty
-    # of this attempt's first chunk, or as its snapshot has it; None: it has computed nothing
+    # of this attempt's first chunk, or from its snapshot; None if the attempt has computed nothing
     cached_tokens: int | None = None
 
     def resume(self, record: Record) -> Resume:
-        """The resume of the next attempt: the record's own resume, with the tokens of this attempt
-        after it; only the record's own if this attempt's begin elsewhere or were not timed.
+        """The resume of the next attempt: the record's own resume and this attempt's tokens; only
+        the record's own if this attempt's tokens begin elsewhere or were not timed.
         """
         before = record.resume
         measure = self.measure
@@ -107,9 +107,9 @@ class Story:
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
         logprobs = before.logprobs[: self.offset] + self.logprobs
-        if len(tokens) != measure.tokens:  # no worker of ours wrote such a log
+        if len(tokens) != measure.tokens:  # no worker writes such a log
             return before
-        if len(logprobs) != len(tokens):  # one of its engines had none to give
+        if len(logprobs) != len(tokens):  # one of the request's engines had none to give
             logprobs = []
         cached_tokens = self.cached_tokens
         if cached_tokens is None or (self.measure is None and before.begun):
@@ -124,7 +124,7 @@ class Story:
         )
 
     def _whole(self, record: Record) -> RequestTimeline:
-        """The timeline, with that of the attempts before."""
+        """The timeline, with that of earlier attempts."""
         if self.measure is not None:
             return self.timeline
         happenings, late = self.timeline.happenings, self.timeline.late
@@ -195,7 +195,7 @@ class _Folding:
             case PlanAck():
                 try:
                     _feed(entry, self._stories, self._at_slot, self._accounting)
-                except ValueError as error:  # columns that do not fit: no worker of ours wrote that
+                except ValueError as error:  # columns that do not fit: no worker writes such
                     log.warning("entry.unreadable", ack_seq=entry.ack_seq, error=str(error))
 
     def end(self) -> Stories:
@@ -203,13 +203,13 @@ class _Folding:
         return self._stories
 
     def _close(self) -> None:
-        """The timelines of the attempts that the log does not end."""
+        """Set the timelines of attempts whose end is not in the log."""
         for slot, story in self._at_slot.items():
             story.timeline = self._accounting.timeline(slot)
 
 
 async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
-    """The story of every attempt in the entries, without holding up the loop: logs are long."""
+    """The story of every attempt in the entries. Other tasks get turns, since logs are long."""
     folding = _Folding(replica)
     for n, entry in enumerate(entries, 1):
         folding.add(entry)

@@ -1,6 +1,6 @@
-"""Leases: who plans which replica, which admissions and relegation holder live. A key vanishes
-unless its holder writes it again; it is polled, as a watch says nothing of a TTL. It is taken over
-early if the holder's connection has ended.
+"""Leases: which planner plans a replica, which admissions live, which relegation instance acts. The
+key of a lease vanishes unless its holder writes it again. Standbys poll it, as a watch does not
+tell of a TTL, and take it over early if the holder's connection has ended.
 """
 
 from contextlib import suppress
@@ -14,15 +14,15 @@ from shared.schemas import LeaseValue
 from shared.store.presence import Absences
 
 RENEW_S = 1.0
-LOOK_S = 0.25  # between two looks of a standby whether the lease is free
-SAFETY_S = 0.5  # before an unanswered lease may be another's, its holder stops
+LOOK_S = 0.25  # between two looks of a standby for a free lease
+SAFETY_S = 0.5  # the holder of an unanswered lease stops this long before another may have it
 
 _encode = msgspec.msgpack.Encoder().encode
 _value = msgspec.msgpack.Decoder(LeaseValue)
 
 
 class Lease:
-    """A key that one holder has at most. `revision` when acquired, its fencing number, rises."""
+    """A key that at most one holder has. `epoch`, its revision when acquired, only rises."""
 
     def __init__(self, bucket: KeyValue, key: str, holder: str, absences: Absences) -> None:
         self._bucket = bucket
@@ -38,7 +38,7 @@ class Lease:
         return self._revision > 0
 
     async def acquire(self) -> bool:
-        """Take the lease if it is free, or its holder gone. Reads where an answer was lost."""
+        """Take the lease if it is free or its holder is gone. Reads if an answer was lost."""
         held = await self._bucket.get(self.key)
         if held is not None and not await self._absences.gone(_holder_of(held.value)):
             return False
@@ -59,7 +59,7 @@ class Lease:
         return True
 
     async def renew(self) -> bool:
-        """False: another has it, or it ran out: stop at once. Raises BusTimeout if none answers."""
+        """False if it is another's or ran out: stop at once. Raises BusTimeout without answer."""
         assert self.held
         try:
             self._revision = await self._bucket.update(self.key, self._value, self._revision)
@@ -73,17 +73,17 @@ class Lease:
         return True
 
     def lapse(self) -> None:
-        """Renewals went unanswered for too long: stop acting on it. It runs out by itself."""
+        """Renewals went unanswered too long: stop acting on the lease. It runs out by itself."""
         self._revision = 0
 
     async def release(self) -> None:
-        if self.held and await self.renew():  # it may be another's by now
+        if self.held and await self.renew():  # the lease may be another's by now
             self._revision = 0
             await self._bucket.delete(self.key)
 
 
 class Leader:
-    """The one of several instances that acts: it surely holds the lease."""
+    """Makes one of several instances act: the one that surely holds the lease."""
 
     def __init__(self, lease: Lease, clock: Clock) -> None:
         self._lease, self._clock = lease, clock
@@ -95,7 +95,7 @@ class Leader:
 
     @property
     def pause_s(self) -> float:
-        """Until the next look."""
+        """Seconds until the next look."""
         return RENEW_S if self._lease.held else LOOK_S
 
     async def look(self) -> bool:
@@ -116,8 +116,8 @@ class Leader:
         return False
 
     async def resign(self) -> None:
-        """Let the next one begin at once."""
-        with suppress(BusError):  # it runs out by itself
+        """Give up the lease, so that another instance can begin at once."""
+        with suppress(BusError):  # the lease runs out by itself
             await self._lease.release()
 
 
@@ -128,7 +128,7 @@ async def holder(bucket: KeyValue, key: str) -> str | None:
 
 
 async def lease_epoch(bucket: KeyValue, key: str) -> int:
-    """A number that the lease's epoch does not exceed; 0 if it is free."""
+    """An upper bound of the lease's epoch; 0 if the lease is free."""
     entry = await bucket.get(key)
     return 0 if entry is None else entry.revision
 
@@ -139,7 +139,7 @@ async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
 
 
 def _holder_of(value: bytes) -> str:
-    """The holder that the value names; empty if it is no lease, which holds it all the same."""
+    """The holder that the value names; empty if it names none: the key is held all the same."""
     try:
         return _value.decode(value).holder
     except UNDECODABLE:

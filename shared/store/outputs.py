@@ -17,21 +17,21 @@ from shared.store.seal import opened, read, readable, sealed
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to
-OUTPUT_TTL_S = ENDED_TTL_S + 60.0  # it is stored first, and must not go first
-# An output that no record names yet is used so long. Sweeps delete those of the dead after more
-# (ORPHAN_S of services/admission/sweep.py); a process that was paused must not name one.
+OUTPUT_TTL_S = ENDED_TTL_S + 60.0  # an output is stored before its record, and must outlive it
+# A record may name a stored output for this long. Sweeps delete orphans after more (ORPHAN_S of
+# services/admission/sweep.py), so a process that was paused must not name an older one.
 FRESH_S = 10.0
-# An output or a body of so many bytes lies in the record: beside its own 600 or more it costs less
-# there than a write, a read and a delete. 20,000 open requests (open_limit) have 10 MB of bodies.
+# An output or a body up to this size lies in the record, beside 600 or more other bytes: that costs
+# less than a write, a read and a delete. 20,000 open requests (open_limit) have 10 MB of bodies.
 SMALL_BYTES = 512
-DOUBTFUL_LIMIT = 1024  # outputs that are remembered; the TTL takes those beyond
+DOUBTFUL_LIMIT = 1024  # outputs that are remembered; the TTL deletes any others
 
 _resume = msgspec.msgpack.Decoder(Resume)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of an ending request, stored before the record; if small, in the record itself."""
+    """The output of an ending request, stored before the record; if small, in the record."""
 
     resume: Resume
     key: str
@@ -42,7 +42,7 @@ class Output:
 
 
 class Outputs:
-    """An output is under `o.<key of its request>.<nonce>`, in the bucket of the records."""
+    """The outputs, each under `o.<key of its request>.<nonce>` in the bucket of the records."""
 
     def __init__(self, bucket: KeyValue, nonce: Callable[[], str]) -> None:
         self._bucket, self._nonce = bucket, nonce
@@ -50,11 +50,11 @@ class Outputs:
         self._doubtful: deque[tuple[str, float]] = deque(maxlen=DOUBTFUL_LIMIT)
 
     async def store(self, ended: Record, before: Output | None = None) -> Output:
-        """Store the output of this record, which commits it once it is written. `before`: what an
-        earlier try has stored; it is used, or deleted. Raises BusError.
+        """Store the output of this record, which commits the output once the record is written.
+        `before`: the output that an earlier try has stored; it is used or deleted. Raises BusError.
         """
         now_s = asyncio.get_running_loop().time
-        resume = replace(ended.resume, diary=RequestTimeline())  # the record keeps that
+        resume = replace(ended.resume, diary=RequestTimeline())  # the record keeps the timeline
         if before is not None:
             if before.resume == resume and now_s() - before.stored_at_s < FRESH_S:
                 return before
@@ -92,7 +92,7 @@ class Outputs:
             self.doubt(output)
 
     def doubt(self, output: Output | None) -> None:
-        """This output may be stored, and no record may ever name it: `tidy` looks."""
+        """Remember an output that may be stored without any record that names it: `tidy` looks."""
         if output is not None and output.key:
             self._doubtful.append((output.key, asyncio.get_running_loop().time()))
 
@@ -108,7 +108,7 @@ class Outputs:
                 continue
             try:
                 record = await read_record(RequestKey(key.removeprefix("o.").rpartition(".")[0]))
-            except StoreDamaged:  # nobody knows whether it names the output: the TTL takes that
+            except StoreDamaged:  # does it name the output? unknown: the TTL deletes that
                 self._doubtful.popleft()
                 continue
             if record is not None and record.verdict is None:

@@ -1,6 +1,6 @@
-"""Presence: a process answers under its name while it is connected to the bus. A dead one's
-connection ends at once, so its leases and requests need not wait; one that is paused, or whose
-machine is gone, stays connected: only time tells.
+"""Tells whether a process is connected to the bus: while it is, it answers under its name. A dead
+process's connection ends at once, so its leases and requests need not wait for a timeout. One that
+is paused, or whose machine is gone, stays connected: only time tells.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from shared.schemas import Present
 from shared.subjects import ID_PATTERN
 
 ASK_S = 0.25
-CONFIRM_S = 0.25  # gone is who is not connected so long: another broker takes a client in 0.1 s
-SILENT_S = 3.0  # a connected one that does not answer is not asked again for so long
-KNOWN_LIMIT = 1024  # names that are remembered before those of long ago are forgotten
-RETURN_S = 2.5  # after our own connection was lost, the others may take so long to come back
+CONFIRM_S = 0.25  # absent so long, a process is gone: another broker takes a client in 0.1 s
+SILENT_S = 3.0  # a connected process that does not answer is not asked again for this long
+KNOWN_LIMIT = 1024  # names that are remembered; beyond, the oldest are forgotten
+RETURN_S = 2.5  # after our own connection was lost, others may take this long to come back
 
 
 async def be_present(bus: Bus, name: str) -> Subscription:
-    """Answer under this name, until stopped."""
+    """Answer under this name until the returned subscription is stopped."""
     answers = set[asyncio.Task[None]]()
 
     async def reply(call: Call) -> None:
@@ -37,17 +37,17 @@ async def be_present(bus: Bus, name: str) -> Subscription:
 
 
 class Absences:
-    """The names that nobody serves, as one process finds out."""
+    """Finds out for one process which names nobody serves."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus, self._clock = bus, clock
         self._absent_since: dict[str, float] = {}  # unix time
-        self._ask_again: dict[str, float] = {}  # those that were there, unix time
+        self._ask_again: dict[str, float] = {}  # names found connected: when to ask again
         self._reconnects = bus.counters.reconnects
         self._returned_unix_s = float("-inf")
 
     async def gone(self, name: str) -> bool:
-        """True: nobody has served the name for CONFIRM_S, from the first question on. Ask again."""
+        """True if nobody has served the name for CONFIRM_S since the first question: ask again."""
         now = self._clock.unix_s()
         if self._reconnects != self._bus.counters.reconnects:
             self._reconnects, self._returned_unix_s = self._bus.counters.reconnects, now

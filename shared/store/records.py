@@ -24,11 +24,11 @@ from shared.store.outputs import ENDED_TTL_S, SMALL_BYTES, Output, Outputs
 from shared.store.seal import opened, read, readable, sealed
 from shared.vocabulary import RequestKey
 
-LISTED_AT_ONCE = 64  # records, before others get their turn
+LISTED_AT_ONCE = 64  # records, before other tasks get a turn
 WHOLE_EVERY_S = 60.0  # between two listings of all records
 LATEST_LIMIT = 20_000  # open records that are remembered as last written, some 3 KB each
 IN_RECORD = ".in"  # ends the key of a body that lies in its record
-RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
+RETRIES = 8  # of a compare-and-set that lost its race; the loser reads the winner's record
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The records. An unreadable one is not ours: it is logged and left alone."""
+    """The records. An unreadable one is not from a service: it is logged and kept."""
 
     open: Sequence[Stored]  # without a verdict
     others: frozenset[RequestKey]  # the keys of those listed that ended, or cannot be read
@@ -54,10 +54,10 @@ class Listing:
 
 
 class Records:
-    """The record is under `s.<key>`. Heavy parts are stored once: an ended request's output under
-    `o.<key>.<nonce>`, the body under `<key>.<nonce>` in its own bucket. So reading all records is
-    cheap, and prompts take none of their room. Heavy parts are sealed: a damaged or missing one is
-    an error. Small ones lie in the record.
+    """All records, each under `s.<key>`. Heavy parts are stored once: an ended request's output
+    under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So reading all
+    records is cheap, and prompts take none of the records' room. Heavy parts are sealed: a damaged
+    or missing one is an error. Small parts lie in the record.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Records:
         self._nonce = nonce
         self._outputs = Outputs(bucket, nonce)
         self._since, self._whole_at_s = 1, -math.inf  # the next listing begins at this revision
-        self._latest: dict[RequestKey, Stored] = {}  # open ones, as this process wrote them last
+        self._latest: dict[RequestKey, Stored] = {}  # open records, as this process wrote them last
 
     def body_key(self, key: RequestKey) -> str:
         """A new key, so that a body left by a crash is never taken for another request's."""
@@ -86,9 +86,9 @@ class Records:
         return replace(record, body=value, body_key=record.body_key + IN_RECORD)
 
     async def create(self, record: Record, body: Body) -> Stored | None:
-        """Stores a new record; None: a duplicate. A body apart is stored first, and deleted if the
-        record does not commit. Raises StoreFull: then neither is there. After a BusTimeout both may
-        be, or only the body: an orphan, for the sweep.
+        """Store a new record; None if its key exists. A body apart is stored first, and deleted if
+        the record does not commit. Raises StoreFull: then neither is stored. After a BusTimeout
+        both may be, or only the body: an orphan, which the sweep deletes.
         """
         value = readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
@@ -120,7 +120,7 @@ class Records:
         return None if entry is None else _stored(f"s.{key}", entry)
 
     async def body(self, key: str) -> Body | None:
-        """The body under a record's `body_key`; None: there is none (yet). Raises StoreDamaged."""
+        """The body under a record's `body_key`; None if there is none yet. Raises StoreDamaged."""
         entry = await self._bodies.get(key)
         return None if entry is None else read(_body, key, opened(key, entry.value))
 
@@ -135,10 +135,10 @@ class Records:
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
-        """Apply `step`, an event of the record, until its result is written. None: no record, or it
-        does not apply. The record that this process wrote last is read again only where the event
-        does not apply to it, or another wrote since. A lost answer is cleared up by reading. Raises
-        BusTimeout.
+        """Apply `step`, an event of the record, until its result is written. None if there is no
+        record or the event does not apply. A record that this process wrote last is read again only
+        if the event does not apply to it, or if another wrote since. A lost answer is cleared up by
+        reading. Raises BusTimeout.
         """
         output: Output | None = None
         try:
@@ -192,7 +192,7 @@ class Records:
         return stored
 
     async def tidy(self) -> None:
-        """Delete outputs written in doubt whose records ended without them. Raises BusError."""
+        """Delete outputs in doubt whose records ended without them. Raises BusError."""
 
         async def record_of(key: RequestKey) -> Record | None:
             stored = await self.get(key)
@@ -240,10 +240,10 @@ class Records:
         return (await self.listing()).open
 
     async def listing(self, *, whole: bool = False) -> Listing:
-        """Every open record, and those ended since the last listing; or all (`whole`). What is
-        older than the oldest open record has ended for good, and changes are newer, so the next
-        listing begins there: to read all ended ones costs as much as serving. Every WHOLE_EVERY_S
-        all are read, lest the store lost writes.
+        """Every open record, and those ended since the last listing; or all (`whole`). Records
+        older than the oldest open one have ended for good, and changes are newer, so the next
+        listing begins there: to read all ended records costs as much as serving. Every
+        WHOLE_EVERY_S all are read, in case the store lost writes.
         """
         found, others, outputs = list[Stored](), set[RequestKey](), set[str]()
         now_s = asyncio.get_running_loop().time()
@@ -251,7 +251,7 @@ class Records:
             self._whole_at_s, self._since = now_s, 1
         entries = await self._bucket.scan("s.", self._since)
         for n, (name, entry) in enumerate(entries, 1):
-            if n % LISTED_AT_ONCE == 0:  # there may be thousands
+            if n % LISTED_AT_ONCE == 0:  # there may be thousands of records
                 await asyncio.sleep(0)
             try:
                 stored = _stored(name, entry)
@@ -275,7 +275,7 @@ def in_record(body_key: str) -> bool:
 
 
 def _stored(name: str, entry: Entry) -> Stored:
-    """The record under this name. Raises StoreDamaged if no service of ours can have written it."""
+    """The record under this name. Raises StoreDamaged if no service can have written it."""
     record = read(_record, name, entry.value)
     if name != f"s.{record.key}":
         raise StoreDamaged(f"{name} has the record of another key")

@@ -1,5 +1,5 @@
-"""Values as stored bytes: read again before they are written, heavy ones sealed, with length and
-checksum before the bytes, from writer to reader. The server's checksum is only for its disk.
+"""Values as stored bytes. Each is decoded once before it is written. Heavy ones are sealed: length
+and checksum precede the bytes from writer to reader; the server's checksum is only for its disk.
 """
 
 import struct

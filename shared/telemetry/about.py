@@ -1,4 +1,4 @@
-"""A process's build, and what /proc says it takes, named as in Prometheus' own clients."""
+"""Metrics of a process's build and, from /proc, of its use, named as in Prometheus' own clients."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ def about(section: str) -> Registry:
         pages = [int(word) for word in (PROC / "statm").read_text().split()[:2]]
         virtual.set(pages[0] * resource.getpagesize())
         resident.set(pages[1] * resource.getpagesize())
-        open_files.set(len(os.listdir(PROC / "fd")) - 1)  # less the one that lists
+        open_files.set(len(os.listdir(PROC / "fd")) - 1)  # without the one for this listing
         most_files.set(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     made.before_scrape(refresh)

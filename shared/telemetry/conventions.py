@@ -1,4 +1,4 @@
-"""Names of span attributes and metrics: of OpenTelemetry, of vLLM, then ours (`slackline...`)."""
+"""The names of span attributes and metrics: OpenTelemetry's, vLLM's, then ours (`slackline...`)."""
 
 # Attributes of spans
 OPERATION = "gen_ai.operation.name"
@@ -19,7 +19,7 @@ RELEGATED = "slackline.relegated"
 SLO_MET = "slackline.slo_met"
 SERVICE_CLASS = "slackline.service_class"
 REASON = "slackline.reason"
-BEHIND = "slackline.behind"  # whose prefills came first
+BEHIND = "slackline.behind"  # the requests whose prefills came first
 ANSWER = "slackline.answer"  # the sentence of `slackline explain`
 MISSED_TOKEN = "slackline.missed.token"
 MISSED_BOUND = "slackline.missed.bound"
@@ -35,8 +35,8 @@ IDLE = "slackline.iteration.idle_s"  # the engine waited for its plan
 NATS = "nats"  # value of MESSAGING_SYSTEM
 PROVIDER_NAME = "slackline"  # value of PROVIDER
 
-# Metrics that vLLM's dashboards know, with its label `model_name`. Ours have further labels: the
-# workers' `replica`, `tier` where the end of a request is counted.
+# Metrics that vLLM's dashboards know, with its label `model_name`. Ours have further labels:
+# `replica` on a worker, `tier` where the end of a request is counted.
 TIME_TO_FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 INTER_TOKEN_LATENCY = "vllm:inter_token_latency_seconds"
 OLD_INTER_TOKEN_LATENCY = "vllm:time_per_output_token_seconds"  # its name until vLLM 0.11
@@ -80,7 +80,7 @@ GEN_AI_TPOT_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
 )  # fmt: skip
 
-# Buckets of ours for what callers wait for, up to a day, which a batch may take.
+# Buckets of ours for times that callers wait, up to a day, which a batch may take.
 LONG_S = (20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0, 7200.0, 14400.0, 28800.0, 86400.0)
 TTFT_BUCKETS_S = (*GEN_AI_TTFT_BUCKETS_S, *LONG_S)
 DURATION_BUCKETS_S = (
@@ -91,7 +91,7 @@ TOKENS_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
 
-# What Prometheus' clients call the numbers of a process
+# The names that Prometheus' clients give to the numbers of a process
 PROCESS_CPU = "process_cpu_seconds_total"
 PROCESS_RESIDENT = "process_resident_memory_bytes"
 PROCESS_VIRTUAL = "process_virtual_memory_bytes"

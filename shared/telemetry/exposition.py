@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format 0.0.4 or, with exemplars, OpenMetrics 1.0, as asked."""
+"""Writes metrics in Prometheus' text format 0.0.4 or, with exemplars, OpenMetrics 1.0, as asked."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,12 +1,12 @@
 """Counters, gauges and histograms as plain numbers: an update is an addition, the text is made when
-a scraper asks (shared/telemetry/exposition.py). Updated on the event loop only: no locks.
+a scraper asks (shared/telemetry/exposition.py). Only the event loop updates them: no locks.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-OTHER = "other"  # stands for further values once a capped label has had its number
+OTHER = "other"  # stands for further values once a capped label has as many as its cap
 
 
 class Exemplar(NamedTuple):
@@ -17,7 +17,7 @@ class Exemplar(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One line of an exposition: what follows the family's name, one more label, the number."""
+    """One line of an exposition: the ending of the family's name, one more label, the number."""
 
     suffix: str
     label: str
@@ -52,7 +52,7 @@ class Gauge(Counter):
 
 
 class Histogram:
-    """Counts per bucket (`bounds`: inclusive upper ones, rising); the newest exemplar of each."""
+    """Counts per bucket (`bounds`: inclusive upper bounds, rising), with each newest exemplar."""
 
     kind = "histogram"
     __slots__ = ("bounds", "counts", "exemplars", "total")
@@ -64,7 +64,7 @@ class Histogram:
         self.exemplars: dict[int, Exemplar] = {}  # by bucket
 
     def observe(self, value: float, n: int = 1, trace_id: str = "") -> None:
-        """Count `n` observations of the same value. `trace_id`: of its trace, if that is kept."""
+        """Count `n` observations of the same value. `trace_id`: of a kept trace."""
         bucket = bisect_left(self.bounds, value)
         self.counts[bucket] += n
         self.total += value * n
@@ -188,7 +188,7 @@ class Registry:
         self._added(family.renamed(name))
 
     def before_scrape(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh` each time before the numbers are read: for those that cost to keep."""
+        """Call `refresh` each time before the numbers are read, for numbers that cost to keep."""
         self._refreshes.append(refresh)
 
     def families(self) -> list[AnyFamily]:

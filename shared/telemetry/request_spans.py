@@ -1,5 +1,5 @@
 """The spans of a request that has ended: `request`, with its steps as events, and one per phase.
-Whoever writes the verdict records them, from the record, so none is lost with a process.
+The process that writes the verdict makes them from the record, so no process's end loses any.
 """
 
 from shared.core.record.explanation import answer, others

@@ -1,4 +1,4 @@
-"""Tracing through the OpenTelemetry SDK: its only importer, loaded when tracing is on."""
+"""Tracing through the OpenTelemetry SDK. Only this module imports it, and only if tracing is on."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class RecordedSpan(Span):
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, but for a span that was reserved."""
+    """Random ids, except for a span that was reserved."""
 
     def __init__(self) -> None:
         self.next: TraceParent | None = None
@@ -121,7 +121,7 @@ class Recording(Tracing):
         )
         if span.is_recording():
             return RecordedSpan(span, self._now_unix_s)
-        # a root that was not sampled: its children must know it
+        # a root that was not sampled: its children must know that
         context = span.get_span_context()
         parent = TraceParent(context.trace_id, context.span_id, False)
         return Span(parent.header() if context.is_valid else "")
@@ -170,7 +170,7 @@ class Recording(Tracing):
 
 
 class JsonLines(SpanExporter):
-    """Appends finished spans to a file as JSON lines; a batch is one write, so it can be shared."""
+    """Appends finished spans to a file as JSON lines, a batch in one write: many can share it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
 def _exporter(name: str) -> SpanExporter:
     if name == "console":
         return ConsoleSpanExporter()
-    # heavy: brings an HTTP client
+    # imported here: it is heavy and brings an HTTP client
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     # OTEL_EXPORTER_OTLP_* are the exporter's; its timeout of 10 s would hold up every stop

@@ -1,5 +1,5 @@
-"""Tracing: one OpenTelemetry trace per request. This module records nothing (tracing.py may).
-Whoever gets the request starts it; `traceparent` (W3C) is in headers and record.
+"""Tracing: one OpenTelemetry trace per request. The classes here record nothing (spans.py does).
+The process that gets a request starts its trace; `traceparent` (W3C) is in headers and record.
 """
 
 import re
@@ -22,7 +22,7 @@ class TraceParent(NamedTuple):
 
     @staticmethod
     def parse(header: str | None) -> "TraceParent | None":
-        """The header; None: absent or malformed, which begins a new trace, as the standard asks."""
+        """The header; None if absent or malformed, to begin a new trace, as the standard asks."""
         found = FORMAT.fullmatch(header) if header else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
@@ -36,7 +36,7 @@ class TraceParent(NamedTuple):
 
 
 def trace_id(traceparent: str) -> str:
-    """The trace that a header belongs to, as backends write it; empty: none."""
+    """The id of the trace that a header belongs to, as backends write it; empty: none."""
     parent = TraceParent.parse(traceparent)
     return "" if parent is None else f"{parent.trace_id:032x}"
 
@@ -51,7 +51,7 @@ class Span:
     """A span that is not recorded. Dotted names are passed as `**{conventions.REPLICA: "r1"}`."""
 
     def __init__(self, traceparent: str = "") -> None:
-        # the header for every message that this span causes; empty where there is no trace
+        # the header for every message that this span causes; empty if there is no trace
         self.traceparent = traceparent
 
     def event(self, name: str, **attributes: AttributeValue) -> None:
@@ -65,7 +65,7 @@ class Span:
 
 
 class Tracing:
-    """The tracing of one process. This one records nothing."""
+    """The tracing of one process. This class records nothing; Recording (spans.py) does."""
 
     def start(
         self,
@@ -80,8 +80,8 @@ class Tracing:
         return Span(traceparent or "")
 
     def reserve(self, traceparent: str | None) -> str:
-        """The header of a span that is recorded later (`own` of `record`), so that others can be
-        below it before; under `traceparent`, or the root of a new trace. Empty: there is no trace.
+        """The header of a span that is recorded later (`own` of `record`), for spans below it. It
+        is under `traceparent`, or the root of a new trace. Empty without tracing.
         """
         return traceparent or ""
 
@@ -97,8 +97,8 @@ class Tracing:
         events: Sequence[SpanEvent] = (),
         links: Sequence[str] = (),
     ) -> None:
-        """Add a span measured elsewhere. Without a traceparent it is left out, as it would be a
-        trace of its own, unless it was reserved. `links`: headers of spans in other traces.
+        """Add a span measured elsewhere. Without a traceparent the span is left out, as it would be
+        a trace of its own, unless it was reserved. `links`: headers of spans in other traces.
         """
 
     def close(self) -> None:

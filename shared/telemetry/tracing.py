@@ -1,9 +1,9 @@
-"""The choice of a process's tracing; off, it costs nothing, and the SDK is not imported.
+"""Chooses the tracing of a process. None costs nothing, and does not import the SDK.
 
-On if OTEL_TRACES_EXPORTER is `otlp` or `console`, OTEL_EXPORTER_OTLP_ENDPOINT is set, or
-SLACKLINE_TRACE_FILE names a file for spans as JSON lines, which many may append to.
-OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn exporters off. Parent-based sampling, a
-root's ratio in OTEL_TRACES_SAMPLER_ARG (1).
+Tracing is on if OTEL_TRACES_EXPORTER is `otlp` or `console`, OTEL_EXPORTER_OTLP_ENDPOINT is set, or
+SLACKLINE_TRACE_FILE names a file for spans as JSON lines, to which many may append.
+OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn exporters off. Sampling is parent-based,
+with the ratio OTEL_TRACES_SAMPLER_ARG (1) for roots.
 """
 
 import os

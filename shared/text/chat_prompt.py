@@ -19,14 +19,14 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]  # in OpenAI's form
 # messages, tools, and variables of the template by their names
 Render = Callable[[Messages, Tools, Mapping[str, Any]], str]
-# of a template's variables, those that a request cannot set
+# the variables of a template that a request cannot set
 OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 # CPU time of rendering. 8 MiB of the shortest messages take 0.6 s with a plain template; published
 # ones walk all messages for each one, which would take hours.
 RENDER_CPU_S = 2.0
-# of a rendered text: twice the largest message's, since a template may repeat what it is given
+# of a rendered text: twice those of the largest message, since a template may repeat its input
 RENDERED_CHARACTERS = 16 * 1024 * 1024
-STEPS = 64  # of a template between two looks at the clock: 0.1 ms, 20 ms where each copies 4 MB
+STEPS = 64  # of a template between two looks at the clock: 0.1 ms, 20 ms if each copies 4 MB
 HOW_TO_CALL = """\
 You may call these functions:
 {tools}
@@ -35,7 +35,7 @@ several, answer with a list of them."""
 
 
 class _Work(threading.local):
-    """The work that this thread may still put into a rendering."""
+    """The CPU time and the characters that this thread may still spend on a rendering."""
 
     until_s = math.inf  # in CPU time of the thread
     steps = 0
@@ -49,7 +49,7 @@ class _Work(threading.local):
             self.check()
 
     def check(self) -> None:
-        """Raises PeerError."""
+        """Raises PeerError if the time is over."""
         if time.thread_time() > self.until_s:
             raise PeerError(
                 f"the chat template takes more than {RENDER_CPU_S:g} s for these messages",
@@ -61,7 +61,7 @@ _work = _Work()
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox that ends what takes too long: templates reach all that is given through it."""
+    """A sandbox that ends renderings that take too long: templates reach values through it."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         _work.step()
@@ -83,7 +83,7 @@ def rendered(render: Render, messages: Messages, tools: Tools, variables: Mappin
         return render(messages, tools, variables)
     except PeerError:
         raise
-    # a template is code that is not ours, and what runs here is given by a caller
+    # a template may raise anything: it is not our code, and its input is a caller's
     except Exception as error:
         raise PeerError(
             f"the model's chat template refused these messages: {error}", param="messages"
@@ -108,7 +108,7 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
             f"{param}.role must be one of {', '.join(sorted(ROLES))}", param=f"{param}.role"
         )
     content = message.get("content")
-    if role in ("assistant", "tool") and content in (None, []):  # nothing was said
+    if role in ("assistant", "tool") and content in (None, []):  # the message has no text
         content = ""
     read = {**message, "content": _text(content, f"{param}.content")}
     if role == "assistant" and message.get("tool_calls"):
@@ -119,8 +119,8 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
 
 
 def _calls(calls: object, param: str) -> list[dict[str, Any]]:
-    """The calls with arguments as objects: templates write the JSON. Arguments cut off within are
-    an empty object: clients repeat the history, and the result says what became of the call.
+    """The calls with arguments as objects: templates write the JSON. Arguments that were cut off
+    become an empty object: clients repeat the history, and the call's result tells of it.
     """
     if not isinstance(calls, list):
         raise PeerError(f"{param} must be a list", param=param)
@@ -156,20 +156,20 @@ def _text(content: object, param: str) -> str:
 
 
 def marked(messages: Messages, tools: Tools, _: Mapping[str, Any]) -> str:
-    """For vocabularies with the markers: one turn per message, the assistant's left open."""
+    """The prompt for vocabularies with the markers: a turn per message, the last left open."""
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told(messages, tools)]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def labelled(messages: Messages, tools: Tools, _: Mapping[str, Any]) -> str:
-    """The plain rendering for any other vocabulary."""
+    """The plain prompt for any other vocabulary."""
     turns = [f"{m['role']}: {m['content']}" for m in told(messages, tools)]
     return "\n".join([*turns, "assistant:"])
 
 
 def told(messages: Messages, tools: Tools) -> Messages:
-    """The messages for a model whose template knows no tools: the first one says what may be
-    called, calls are the JSON that it asks for, and their results are messages of the user.
+    """The messages for a model whose template knows no tools: the first message names the tools,
+    calls are the JSON that it asks for, and their results are messages of the user.
     """
     if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
         return messages
@@ -202,7 +202,7 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer of a Jinja template, in a sandbox, which raises whatever the template does. Raises
+    """A renderer of a Jinja template, in a sandbox; it raises any error of the template. Raises
     ConfigError if the template does not compile.
     """
 

@@ -1,8 +1,8 @@
-"""Turns tokens into text, one at a time; what may still change is held back.
+"""Turns tokens into text, one at a time; text that may still change is held back.
 
-A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For others
-a window is decoded with and without the new token: the difference is new text, unless it ends
-inside a character (5-10 us).
+A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For other
+vocabularies a window of tokens is decoded with and without the new one: the difference is new text,
+unless it ends inside a character (5-10 us).
 """
 
 import codecs
@@ -17,13 +17,13 @@ _PATIENCE = (
 
 
 class Detokenizer(Protocol):
-    """The reader of one output. Special tokens, and ids outside the vocabulary, have no text."""
+    """A reader of one output. Special tokens, and ids outside the vocabulary, have no text."""
 
     def feed(self, token: int) -> str:
         """The text that this token makes final; unfinished characters wait. Bad bytes: U+FFFD."""
 
     def flush(self) -> str:
-        """The rest at the end of the output: an unfinished character becomes U+FFFD."""
+        """The text left at the output's end: an unfinished character becomes U+FFFD."""
 
 
 class ByteDetokenizer:
@@ -44,8 +44,8 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies in which a token's text depends on its neighbours; `silent` ids have none.
-    The window begins one emission back: a first space is stripped from both alike.
+    """For vocabularies in which a token's text depends on its neighbours; `silent` ids have no
+    text. The window begins one emission back: so both texts lose a first space.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:
@@ -62,7 +62,7 @@ class WindowDetokenizer:
         text = self._decode(self._window)
         waiting = len(self._window) - self._emitted
         if len(text) <= len(self._emitted_text):
-            if waiting >= _PATIENCE:  # they have no text, such as ids that the vocabulary lacks
+            if waiting >= _PATIENCE:  # no text for these, such as unknown ids
                 del self._window[self._emitted :]
             return ""
         if text.endswith(_UNFINISHED) and waiting < _PATIENCE:

@@ -23,9 +23,9 @@ BUILTIN_SPECIALS = {
     "<|im_end|>": 260,
 }
 SPECIAL_MARK = "<|"  # every special token above begins with it
-# the tokens that end the thinking of models: of most, of Magistral
+# the tokens that end thinking: of most models, and of Magistral
 ENDS_OF_THINKING = ("</think>", "[/THINK]")
-# UTF-8 of a text over that of its composed form (NFC), at most: Hangul, iota with two marks
+# the UTF-8 length of a text over that of its composed form (NFC), at most: Hangul, iota with marks
 COMPOSED = 3
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
@@ -56,9 +56,7 @@ class Tokenizer:
         # the number of ids: all are below it
         self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self._render = render
-        self._plain = (
-            plain  # every token is a byte: the library would take 150 us for what is plain
-        )
+        self._plain = plain  # every token is a byte: the library would take 150 us
         self._table = _byte_table(inner, self.vocabulary)
         self._longest_bytes = _longest_bytes(inner, self._table)
         added = {
@@ -85,7 +83,7 @@ class Tokenizer:
         return _load(str(Path(folder).resolve()))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones by their names. What is no character shows as U+FFFD."""
+        """The text of tokens, special ones by their names. Broken characters show as U+FFFD."""
         # `decode` holds the interpreter until it is done
         text: str
         (text,) = self.inner.decode_batch([list(tokens)], skip_special_tokens=False)
@@ -96,9 +94,9 @@ class Tokenizer:
         return self.inner.id_to_token(token) or ""
 
     def encode(self, text: str, *, rendered: bool = False, most: int = sys.maxsize) -> list[int]:
-        """The token ids of a text. A prompt gets what the model puts around it (bos); a `rendered`
-        chat has that. A special token's name in the text is that token. Raises PeerError for text
-        that is not Unicode (lone surrogates), TooManyTokens above `most`.
+        """The token ids of a text. A prompt gets the tokens that the model puts around it (bos); a
+        `rendered` chat already has them. A special token's name in the text is that token. Raises
+        PeerError for text that is not Unicode (lone surrogates), TooManyTokens above `most`.
         """
         try:
             raw = text.encode()
@@ -118,7 +116,7 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """The fewest tokens that so many bytes have, unread; 0: a token may have any length."""
+        """The fewest tokens that a text so long can have; 0 if tokens may have any length."""
         if self._longest_bytes is None:
             return 0
         return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)
@@ -140,14 +138,14 @@ class Tokenizer:
         return chat.rendered(self._render, chat.checked(messages), tools, wanted)
 
     def piece(self, token: int) -> bytes:
-        """The token's bytes: of a special one its name, of an unknown id nothing."""
+        """The token's bytes: a special token's name, nothing for an unknown id."""
         if self._table is not None and token < len(self._table) and self._table[token]:
             return self._table[token]
         text: str = self.inner.decode([token], skip_special_tokens=False)
         return text.encode()
 
     def detokenizer(self, *, specials: bool = False) -> Detokenizer:
-        """A reader of one output. `specials`: it reads special tokens, save those that end it."""
+        """A reader of one output. `specials`: it shows special tokens, save those that end it."""
         shown = self._specials.keys() - self.eos_token_ids if specials else frozenset[int]()
         if self._table is None:
             silent = frozenset(self._specials.keys() - shown)
@@ -210,7 +208,7 @@ def _load(folder: str) -> Tokenizer:
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str:
-    """The folder's chat template, from either of the places for it; empty where there is none."""
+    """The folder's chat template, from either of the two places for one; empty if there is none."""
     file = path / "chat_template.jinja"
     template = file.read_text() if file.exists() else config.get("chat_template")
     if isinstance(template, list):  # several templates, by name
@@ -255,7 +253,7 @@ def _byte_symbols() -> dict[int, str]:
 
 
 def _byte_table(inner: tokenizers.Tokenizer, vocabulary: int) -> list[bytes] | None:
-    """The bytes of each token, of special ones none. None unless decoding is byte-level alone."""
+    """The bytes of each token, none for special ones. None unless decoding is only byte-level."""
     if not isinstance(inner.decoder, decoders.ByteLevel):
         return None
     byte_of = {symbol: byte for byte, symbol in _byte_symbols().items()}

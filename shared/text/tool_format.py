@@ -1,4 +1,4 @@
-"""The form in which a model writes its calls of tools, told by its chat template."""
+"""Tells from a chat template the form in which a model writes its tool calls."""
 
 from enum import StrEnum
 

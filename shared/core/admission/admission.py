@@ -1,7 +1,7 @@
 """AdmissionCore: decides where each request goes next. Sans-IO: the service writes records and
 sends offers. A request is *open* from when it is stored (or taken over) until it is held, relegated
-or ended. It has one step under way at most. The result comes back as an event, which leads to the
-next step.
+or ended. At most one step of it is under way; the step's result comes back as an event, which leads
+to the next step.
 """
 
 import math
@@ -38,8 +38,8 @@ POOL_FULL = "too much best-effort work waits already"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A waiting record of ours: it is new, or was recovered from a lost or drained replica.
-    `told`: its client knows that it was received, so a full pool is no reason to refuse it.
+    """A waiting record that this admission owns: new, or recovered from a lost or drained replica.
+    `told`: its client knows that it was received, so it is not refused because the pool is full.
     """
 
     record: Record
@@ -67,7 +67,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The offer of this attempt has an answer, for certain."""
+    """The offer of this attempt has an answer, which is certain."""
 
     key: RequestKey
     attempt: int
@@ -77,7 +77,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class GaveWay:
-    """A replica held it, and relegated it before it began."""
+    """A replica held the request, and relegated it before it began."""
 
     record: Record
 
@@ -94,14 +94,14 @@ AdmissionEvent = Opened | Heard | Pooled | Lost | Answered | GaveWay | Gone | Ti
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name this replica in a record still at `attempt`, then offer. Answered or Gone follows."""
+    """Name this replica in a record still at `attempt`, then offer it. Answered or Gone follows."""
 
     key: RequestKey
     attempt: int
     replica: ReplicaId
     incarnation: str
     hops_left: int  # as in the offer
-    declined: str = ""  # why the replica before did not take it
+    declined: str = ""  # why the replica asked before did not take it
 
 
 class First(NamedTuple):
@@ -119,7 +119,7 @@ class Relegate:
     key: RequestKey
     reason: str
     declined: str = ""  # why the last replica did not take it
-    # those whose prefills wait on the replicas that were asked
+    # the requests whose prefills wait on the replicas that were asked
     neighbours: tuple[Neighbour, ...] = ()
 
 
@@ -139,9 +139,9 @@ AdmissionAction = Place | Relegate | Refuse
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop_limit: int = 4  # offers of one request before it is best-effort
     retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
-    # a request that finds no replica to be offered to for so long is relegated
+    # a request is relegated if for this long there is no replica that it can be offered to
     homeless_s: float = 10.0
-    # open requests, shared by tenants; beyond, new ones are refused with a Retry-After
+    # open requests, shared by tenants; beyond this, new ones are refused with a Retry-After
     open_limit: int = 20_000
     # requests in the best-effort pool, shared alike by the tenants that have any; beyond this, new
     # requests that no replica can hold are refused
@@ -188,7 +188,7 @@ class AdmissionCore:
         return len(self._open)
 
     def full(self, tenant: str, weight: float, receiving: int = 1) -> bool:
-        """True if `receiving` requests of this tenant more than the open ones are too many."""
+        """True if the open requests leave no room for `receiving` more of this tenant."""
         return not self._shares.fits(tenant, weight, receiving)
 
     def has(self, key: RequestKey) -> bool:
@@ -229,7 +229,7 @@ class AdmissionCore:
         return actions
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> First | None:
-        """The first place of a request, debited, to be stored with its record."""
+        """The first place of a request, to be stored with its record. Its load is debited there."""
         order = self._router(offer, self._loads.views(now_unix_s), self._rng)
         replica = next(iter(order), None)
         digest = None if replica is None else self._loads.raw(replica)
@@ -249,8 +249,8 @@ class AdmissionCore:
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
 
     def refusable_s(self, record: Record, *, now_unix_s: float) -> float | None:
-        """None: whatever happens, this new request will be served some time. Else it is refused if
-        no replica can hold its SLO, and may be told to come back after so many seconds.
+        """Seconds after which this new request may be sent again, if no replica can hold its SLO
+        and it is refused for that. None: it is not, since the pool most likely serves it in time.
         """
         if not record.allow_relegation:
             return self.shortest_backlog_s(now_unix_s=now_unix_s)

@@ -1,5 +1,5 @@
-"""The requests that no replica would hold of late. One like them is refused without being offered:
-so most refusals under overload cost no write and no question.
+"""Remembers for an admission which requests no replica would hold of late. Another of the kind is
+refused without an offer, so most refusals under overload cost no write and no question.
 """
 
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from shared.core.relegation.pool import Lane, lane_of
 from shared.schemas import Record
 from shared.vocabulary import Slo
 
-TRY_S = 0.5  # between two tries while all are declined
+TRY_S = 0.5  # between two requests of a kind that are offered while all are declined
 FORGET_S = 2.0  # after the last decline
 KINDS_LIMIT = 1024
 
@@ -18,7 +18,7 @@ Kind = tuple[Lane, str, Slo, tuple[str, ...]]  # importance and tenant, tier, SL
 
 @dataclass(slots=True)
 class _Declined:
-    """The shortest prompt and output that were declined, by themselves."""
+    """The shortest prompt and the shortest output that were declined, maybe of two requests."""
 
     prompt_tokens: int
     max_tokens: int
@@ -28,15 +28,15 @@ class _Declined:
 
 
 class Declines:
-    """Each kind of request has a window: a decline closes it for TRY_S, a held one opens it for one
-    more. So few that are refused were offered; where there is room again, each TRY_S adds one.
+    """The kinds of requests that were declined of late. One request of such a kind is offered each
+    TRY_S, and one more for each that was held, so few are offered in vain.
     """
 
     def __init__(self) -> None:
         self._declined: OrderedDict[Kind, _Declined] = OrderedDict()  # the latest last
 
     def tries(self, record: Record, now_unix_s: float) -> bool:
-        """True if nothing as easy or easier was declined of late, or it is its turn to try."""
+        """True if nothing as short or shorter was declined of late, or this one may try."""
         known = self._declined.get(_kind_of(record))
         if (
             known is None

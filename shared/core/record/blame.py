@@ -17,8 +17,8 @@ def first_missed(
     *,
     good: bool,
 ) -> FirstMissed | None:
-    """The first deadline missed by a request that did not meet its SLO. None: it had missed none
-    until then, or nobody kept account. `good`: it ended well, so it owed no more tokens.
+    """The first deadline missed by a request that did not meet its SLO. None if it had missed none,
+    or if no account of its time was kept. `good`: it ended well, so it owed no more tokens.
     """
     if not timeline.account.until_unix_s:
         return None
@@ -61,7 +61,7 @@ def first_missed(
 def _by_pace(
     slo: Slo, measure: Measure, timeline: RequestTimeline
 ) -> tuple[float, int, Missed, float | None, Account]:
-    """Only the mean pace was late. That is the last token, due at this pace after the first."""
+    """The miss where only the mean pace was late: of the last token, due at that pace."""
     gaps = max(measure.tokens - 1, 0)
     pace_s = slo.pace_s(thinking=False)
     due_unix_s = min(measure.first_unix_s + gaps * pace_s, measure.last_unix_s)

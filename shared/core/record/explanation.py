@@ -1,4 +1,4 @@
-"""The story of a request, told from its record and its timeline: was it late, and why."""
+"""The explanation of a request for people, from its record and timeline: was it late, and why."""
 
 import math
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ WORDS = {
     Cause.CONTROL: "control, between iterations",
 }
 SHORT_S = 0.1  # shorter times are in ms
-CLEAR_S = 1e-6  # instants are not known better
-SILENT_S = 1.0  # a replica that has reported nothing for longer is not between two iterations
+CLEAR_S = 1e-6  # instants are not known more exactly
+SILENT_S = 1.0  # a replica silent for longer is not merely between two iterations
 
 
 def explanation(
@@ -101,7 +101,7 @@ def shares(account: Account) -> list[Share]:
 
 
 def _until_now(record: Record, timeline: RequestTimeline, now_unix_s: float) -> RequestTimeline:
-    """A request that no replica reports waits until now."""
+    """The timeline until now; a request that no replica reports has waited since."""
     if record.verdict is not None:
         return timeline
     silent_s = now_unix_s - (timeline.account.until_unix_s or record.arrived_unix_s)
@@ -201,7 +201,7 @@ def _first_token(record: Record, measure: Measure) -> str:
 
 
 def why(record: Record, timeline: RequestTimeline, account: Account, cause: Cause) -> str:
-    """The words for a cause, with those that it has to do with."""
+    """The words for a cause, with the requests and tenants that it has to do with."""
     match cause:
         case Cause.PLACING:
             declined = [h.replica for h in timeline.happenings if h.what is Happened.DECLINED]
@@ -239,7 +239,7 @@ def _behind(account: Account) -> str:
 
 
 def _relegated(timeline: RequestTimeline, account: Account) -> str:
-    """The relegation in words: who did it, and by whose overload."""
+    """The relegation in words: which service relegated, and which tenants' load made it."""
     step = next((h for h in timeline.happenings if h.what is Happened.RELEGATED), None)
     if step is None:
         return ""
@@ -268,7 +268,7 @@ def named(names: Sequence[str]) -> str:
 
 
 def in_seconds(seconds: float, decimals: int = 2) -> str:
-    """`decimals`: those of a second, 2 or more; a time below 0.1 s is in ms."""
+    """A time in words: in ms below 0.1 s, else in s with this many decimals, 2 or more."""
     if seconds >= SHORT_S:
         return f"{seconds:.{decimals}f} s"
     return f"{seconds * 1000:.{max(decimals - 3, 0)}f} ms"

@@ -1,5 +1,5 @@
 """The phases of a request's life, from its timeline: the spans of its trace. They follow each other
-without a hole, also where a replica died that would have told of them.
+without a gap, even where a replica died before it could report one.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from shared.request_timeline import Happened, Happening, RequestTimeline
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`replica` has the request, or was asked last; `why` it came to this."""
+    """One phase. `replica`: has the request, or was asked last. `why`: the reason for the phase."""
 
     name: str
     start_unix_s: float
@@ -41,7 +41,7 @@ def _begun(
 
 
 def _name(step: Happening) -> str | None:
-    """The phase that begins with the step; None: the present one goes on."""
+    """The phase that begins with this step; None if the present phase goes on."""
     match step.what:
         case Happened.HELD:
             return "queue"
@@ -57,7 +57,7 @@ def _name(step: Happening) -> str | None:
 
 
 def _joined(found: Iterator[Phase]) -> Iterator[Phase]:
-    """Phases of one name that follow one another are one; empty ones are none."""
+    """The phases with neighbours of the same name joined, and without empty ones."""
     last = next(found)
     for phase in found:
         if last.start_unix_s == last.end_unix_s:

@@ -17,7 +17,7 @@ from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 # Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
 FINAL = frozenset(reason.value for reason in FinishReason)
 
-ENGINE_DIED = "engine died"  # or hung, and was ended, while it computed the attempt
+ENGINE_DIED = "engine died"  # or hung and was killed, while it computed the attempt
 ENGINES_MOST = 2  # a request fails once so many engines have died so with it
 BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
 
@@ -156,8 +156,8 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
 
 
 def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record | None:
-    """The sweep of admission `owner` takes a request over whose owner is gone, or whose attempt its
-    worker never took in. `seen`: the record that the sweep judged.
+    """The sweep of admission `owner` takes over a request whose owner is gone, or whose attempt was
+    never taken in by the worker. `seen`: the record that the sweep judged.
     """
     if not applies(Event.MOVED, record) or not _same_place(record, seen):
         return None
@@ -180,8 +180,8 @@ def lost(
     limit: int,
 ) -> Record | None:
     """The replica is lost and fenced, and admission `owner` read its log: the attempt made
-    `resume`, ended for `why` (empty: it did not) and was `relegated` or not. At the `limit`th loss
-    the request fails: it may be what breaks engines.
+    `resume`, ended for `why` (empty if it did not end) and was `relegated` or not. At the `limit`th
+    loss the request fails, since it may be what breaks engines.
     """
     if not applies(Event.LOST, record) or not _same_place(record, seen):
         return None
@@ -243,15 +243,15 @@ def refused(
 
 
 def expired(record: Record, now_unix_s: float) -> Record | None:
-    """It stayed in the pool for as long as the client allows a request to stay unfinished."""
+    """The request ends: it stayed in the pool for as long as its client allows it to stay open."""
     if not applies(Event.EXPIRED, record):
         return None
     return ended(record, FinishReason.EXPIRED, record.resume, now_unix_s)
 
 
 def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | None:
-    """Admission took it in while it knew no worker, and the longest context of the fleet is known
-    now: an answer that would be too long is cut short; a prompt that fits nowhere ends it.
+    """The request was received while no worker was known, and now the fleet's longest context is.
+    Its `max_tokens` is cut to that; if its prompt fits nowhere, the request ends.
     """
     room = context_tokens - record.prompt_tokens
     if not applies(Event.FITTED, record) or record.max_tokens <= room:
@@ -274,7 +274,7 @@ def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = Fa
 
 
 def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str) -> Record:
-    """A deleted record as it was last known, at the newest attempt that a log has. No event."""
+    """A deleted record as last known, moved to the newest attempt that a log has. Not an event."""
     return replace(record, attempt=attempt, replica=replica, incarnation=incarnation)
 
 
@@ -293,7 +293,7 @@ def deleted(
 
 
 def without_output(record: Record, output_key: str) -> Record:
-    """The same ended record, with its output apart under `output_key`. Its state stays."""
+    """The same ended record, its output stored apart under `output_key`. Its state stays."""
     kept = Resume(measure=record.resume.measure, diary=record.resume.diary)
     return replace(record, resume=kept, output_key=output_key)
 
@@ -302,13 +302,13 @@ def without_output(record: Record, output_key: str) -> Record:
 
 
 def _end_of(record: Record, resume: Resume, why: str) -> str:
-    """`why` an attempt ended; LENGTH where nothing is left to make, which no planner would plan."""
+    """Why an attempt ended: LENGTH if no token is left to make, which no planner would plan."""
     whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
     return FinishReason.LENGTH.value if whole else why
 
 
 def _breaking(record: Record, resume: Resume, now_unix_s: float) -> Record:
-    """The end of a request in which engines died, as invalid: clients send again what failed."""
+    """The end of a request that killed engines. It is invalid, since clients resend what failed."""
     message = f"{BREAKS_ENGINES}: no third one is given it."
     return ended(record, FinishReason.INVALID, resume, now_unix_s, message=message)
 
@@ -365,7 +365,7 @@ def _in_pool(
 
 
 def _noted(record: Record, now_unix_s: float | None, *happenings: Happening) -> Record:
-    """The record with its timeline until now. An attempt that kept none stays without."""
+    """The record with these steps in its timeline; unchanged where no timeline is kept."""
     timeline = record.resume.diary
     if now_unix_s is None or (record.attempt and not timeline.account.until_unix_s):
         return record

@@ -1,4 +1,4 @@
-"""The states of a request, and which event applies in which (docs/architecture.md has it)."""
+"""The states of a request, and the events that apply in each (drawn in docs/architecture.md)."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, StrEnum
@@ -8,7 +8,7 @@ from shared.vocabulary import RecordState
 
 
 class State(StrEnum):
-    """The state of a request, derived from its record: what is stored, the place, the tombstone."""
+    """The state of a request, derived from its record: its verdict, its place, its tombstone."""
 
     WAITING = "waiting"  # its owner, an admission, looks for a place
     PLACED = "placed"  # its record names a replica, which is offered it, holds it or declined it

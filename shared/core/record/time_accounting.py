@@ -1,8 +1,8 @@
-"""The time accounting of one replica: where its requests' time goes, by its iterations, fed by the
-worker or a reader of the ack log alike. Sans-IO.
+"""The time accounting of one replica: what each request spent its time on, iteration by iteration.
+The worker feeds it as it runs, a reader of the ack log from the log. Sans-IO.
 
-Totals of the replica run on, so an iteration costs the same however many it ran; a request's
-account gets the totals when it begins to wait, run or sit out, or when asked.
+An iteration adds to totals of the replica, so it costs the same however many requests ran. A
+request's account takes from the totals when it begins to wait, run or sit out, or when asked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,13 @@ from shared.request_timeline import (
 )
 from shared.schemas import Held
 
-FLOWS = 64  # pairs of tenant and tier that are told apart; the rest are one
+FLOWS = 64  # pairs of tenant and tier counted by name; the rest count as one
 REST = ("", "")
-NOTICED_S = 1e-6  # what is less comes of rounding
+NOTICED_S = 1e-6  # shorter times come of rounding
 
 
 class Spent(NamedTuple):
-    """The seconds of an iteration. What neither decodes nor drafts took went into prefills."""
+    """The seconds of an iteration. Those that neither decodes nor drafts took are of prefills."""
 
     ended_unix_s: float
     exec_s: float
@@ -68,7 +68,7 @@ class _Flow:
 
 @dataclass(slots=True)
 class _Page:
-    """A request held. `before` is its timeline when it came; the seconds are since then."""
+    """A held request. `before`: its timeline when it came. The seconds are counted since then."""
 
     flow: tuple[str, str]
     before: RequestTimeline
@@ -76,13 +76,13 @@ class _Page:
     began: bool
     best_effort: bool
     happenings: list[Happening]
-    # of each flow when it came: seconds, and prefills that were over
+    # the totals of each flow when the request came: seconds, and prefills that were over
     flows: dict[tuple[str, str], tuple[float, int]]
-    since: _Totals | None = None  # the totals that are in the sums; None: it saw no iteration yet
+    since: _Totals | None = None  # the totals that are in the sums; None before its first iteration
     runs: bool = False
     prefills: bool = False
-    own_s: float = 0.0  # its own prefill since `since`
-    starts: int = 0  # of a prefill of its own
+    own_s: float = 0.0  # of its own prefill since `since`
+    starts: int = 0  # how often its own prefill began
     queue_s: float = 0.0
     relegated_s: float = 0.0
     prefill_s: float = 0.0
@@ -94,7 +94,7 @@ class _Page:
     late: Late | None = None
 
     def spend(self, prefills_s: float, decodes_s: float, drafts_s: float) -> None:
-        """Put seconds of iterations to what the request did in them."""
+        """Add the seconds of iterations to the causes that the request's part in them gives."""
         if self.runs:
             self.prefill_s += self.own_s
             self.beside_s += max(0.0, prefills_s - self.own_s)
@@ -109,7 +109,7 @@ class _Page:
         self.own_s = 0.0
 
     def settle(self, totals: _Totals) -> None:
-        """Put what has passed since the last change to its account."""
+        """Add the time since the last change to the request's account."""
         if self.since is None:
             return
         passed = [now - then for now, then in zip(totals, self.since, strict=True)]
@@ -120,18 +120,18 @@ class _Page:
 
 @dataclass(slots=True)
 class TimeAccounting:
-    """Everything comes in the order of its time. Slots are those of the replica."""
+    """The accounts of all held requests, by slot. Calls come in the order of time."""
 
     replica: str
     _pages: dict[int, _Page] = field(default_factory=dict)
     _new: list[int] = field(default_factory=list)  # slots that saw no iteration yet
     _flows: dict[tuple[str, str], _Flow] = field(default_factory=dict)
     _totals: _Totals = NOTHING
-    _mark_unix_s: float = 0.0  # the totals are complete until then
+    _mark_unix_s: float = 0.0  # the instant until which the totals are complete
     _ran: Sequence[int] = ()  # the slots of the last iteration
 
     def held(self, held: Held, timeline: RequestTimeline) -> None:
-        """The replica took a request in, whose timeline was complete until then."""
+        """The replica took in a request; `timeline` tells of the time before that."""
         page = self._open(held, timeline, held.at_unix_s)
         page.best_effort = held.best_effort
         self._note(page, Happened.HELD, held.at_unix_s)
@@ -204,7 +204,7 @@ class TimeAccounting:
         self._mark_unix_s = max(self._mark_unix_s, spent.ended_unix_s)
 
     def _change(self, slots: Sequence[int], at_unix_s: float) -> None:
-        """Other requests run than in the last iteration."""
+        """Note that other requests run than in the last iteration."""
         now = frozenset(slots)
         for slot in now.symmetric_difference(self._ran):
             page = self._pages.get(slot)
@@ -221,14 +221,14 @@ class TimeAccounting:
             self._note(page, Happened.BEGAN, at_unix_s)
 
     def _compute(self, chunks: Sequence[Chunk], prefills_s: float) -> dict[tuple[str, str], float]:
-        """Split the seconds among the prefills, by their tokens. Returns those of each flow."""
+        """Split the seconds among the prefills, by their tokens. Returns each flow's seconds."""
         added: dict[tuple[str, str], float] = {}
         if not chunks:
             return added
         per_token_s = prefills_s / max(1, sum(tokens for _, tokens, _ in chunks))
         for slot, tokens, last in chunks:
             page = self._pages.get(slot)
-            if page is None:  # its hold was in an entry of the log that could not be read
+            if page is None:  # the log's entry with its hold could not be read
                 continue
             flow, seconds = self._flows[page.flow], tokens * per_token_s
             flow.seconds += seconds
@@ -305,7 +305,7 @@ class TimeAccounting:
                 yield Neighbour(*whose, requests, seconds)
 
     def _note(self, page: _Page, what: Happened, at_unix_s: float) -> None:
-        """Steps are in the order of their time: an engine's seconds may end before it says so."""
+        """Add a step, in the order of time: an engine's seconds may end before its report comes."""
         last = page.happenings[-1].at_unix_s if page.happenings else page.came_unix_s
         why = TOO_LATE if what is Happened.RELEGATED else ""
         page.happenings.append(
@@ -314,7 +314,7 @@ class TimeAccounting:
 
 
 def _began(timeline: RequestTimeline) -> bool:
-    """It has run on the replica that holds it."""
+    """True if the request has run on the replica that holds it."""
     steps = [h.what for h in timeline.happenings if h.what in (Happened.HELD, Happened.BEGAN)]
     return steps[-1:] == [Happened.BEGAN]
 

@@ -23,7 +23,7 @@ def ended(
     service_class: ServiceClass | None = None,
     relegated: bool = False,
 ) -> Record:
-    """The record with its verdict. The SLO is met by its own definition, and only by good ends."""
+    """The record with its verdict. Only good ends can meet the SLO, by its definition."""
     measure = resume.measure
     tokens = len(resume.tokens) // 4
     thinking = measure.thought(record.slo)

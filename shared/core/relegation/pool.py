@@ -1,9 +1,9 @@
-"""The order of the best-effort pool: importance, then the tenant that was given least, then age.
+"""The order of the best-effort pool: importance, then the tenant given least, then age.
 
 Replicas take only requests whose needs they meet. Requests with equal needs have an order, and the
-first of all firsts is next. A step costs the logarithm of the waiting tenants, and a search in
-one's requests. A heap's entry is corrected at the top, which is enough: what a waiting tenant was
-given only grows. Those of tenants that left are swept once most are void.
+first of these orders' firsts is next. A step costs the logarithm of the number of tenants, and a
+search in a tenant's requests. A heap's entry is corrected only at the top, which is enough: a
+waiting tenant's tokens only grow. Entries of tenants that left are swept once most are void.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +15,7 @@ from shared.schemas import Record
 from shared.vocabulary import RequestKey
 
 FORGET_S = 600.0  # a tenant without a waiting request for this long begins anew
-SWEEP_MIN = 64  # entries; fewer are not swept
+SWEEP_MIN = 64  # heap entries; a shorter heap is not swept
 
 Lane = tuple[float, str]  # (-importance, tenant)
 Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
@@ -34,7 +34,7 @@ class _Level:
     def __init__(self) -> None:
         self.given: dict[str, float] = {}
         self.waiting: dict[str, int] = {}  # requests of each tenant that has any
-        # tokens given to the waiting tenant that has least; if none waits, to the last that left
+        # tokens given to the waiting tenant with the least; if none waits, to the last that left
         self.floor = 0.0
         # heap of all waiting tenants; an entry is at most what the tenant was given
         self._least: list[tuple[float, str]] = []
@@ -75,9 +75,9 @@ class _Level:
 
 
 class Shares:
-    """The tokens given to each tenant, over its weight, by importance: only equals compete. A
-    tenant that begins to wait starts at the least of those that wait: neither a new name nor
-    absence is a credit.
+    """The tokens given to each tenant, divided by its weight, for each importance: only equals
+    compete. A tenant that begins to wait starts at the least of the waiting tenants, so neither a
+    new name nor absence is a credit.
 
     Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large
     Language Models", OSDI 2024, algorithm 2, after P. Goyal et al., "Start-time Fair Queuing",
@@ -86,7 +86,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._levels: dict[float, _Level] = {}
-        # since when none of its requests waits
+        # tenants of which no request waits, and since when
         self._away: OrderedDict[Lane, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class Shares:
             self._away[lane] = now_unix_s
 
     def give(self, lane: Lane, tokens: float) -> None:
-        """So many tokens, over the weight of the tenant, were given to it."""
+        """The tenant was given this many tokens (divided by its weight)."""
         self._levels[lane[0]].give(lane[1], tokens)
 
     def _forget(self, importance: float, tenant: str) -> None:
@@ -121,15 +121,15 @@ class Shares:
 
 
 class FairOrder:
-    """The order of some waiting records, all of which have entered `shares`."""
+    """The order of waiting records with equal needs, all of which have entered `shares`."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._items: dict[RequestKey, Item] = {}
         self._lined: dict[Lane, list[Item]] = {}  # the items of each lane, the oldest first
-        # heap: of each lane an entry that is never above its true rank; others are void
+        # heap: each lane has one entry that counts, never above its true rank; others are void
         self._ranks: list[Rank] = []
-        self._rank: dict[Lane, Rank] = {}  # which entry counts
+        self._rank: dict[Lane, Rank] = {}  # the entry that counts
 
     def __len__(self) -> int:
         return len(self._items)

@@ -6,12 +6,11 @@ from collections import OrderedDict
 from shared.schemas import Record
 from shared.vocabulary import RequestKey
 
-MEMORY_S = 30.0  # of time in which requests waited
-# The speed in the first seconds of waiting is not known, and a flood leaves the pool little of a
-# fleet: so long it counts as this part of the speed of a fleet that does nothing else. That is
-# forgotten as all is.
+MEMORY_S = 30.0  # how far back the speed is remembered, in time in which requests waited
+# Until it is measured, the speed counts as PRIOR of that of a fleet that does nothing else, for a
+# flood leaves the pool little of a fleet. The guess weighs PRIOR_S of measuring, and fades alike.
 PRIOR_S, PRIOR = 3.0, 0.05
-LEAST = 0.01  # of that speed: what best-effort gets at least (policy/slackline/policy.py)
+LEAST = 0.01  # the part that best-effort gets at least (policy/slackline/policy.py)
 TAKEN_LIMIT = 4096  # requests remembered, should they come back
 
 
@@ -36,13 +35,13 @@ class PoolRate:
             self._taken.popitem(last=False)
 
     def entered(self, record: Record) -> None:
-        """It waits. If a replica took it and gave it back, nothing was done."""
+        """The request waits. If a replica took it and gave it back, its work was not done."""
         if record.key in self._taken:
             del self._taken[record.key]
             self._tokens = max(self._tokens - record.work_tokens, 0.0)
 
     def tokens_s(self, idle_tokens_s: float) -> float:
-        """`idle_tokens_s`: of a fleet that does nothing else."""
+        """The speed. `idle_tokens_s`: the speed of a fleet that does nothing else."""
         seen = (self._tokens + self._prior_s * PRIOR * idle_tokens_s) / (
             self._waited_s + self._prior_s
         )

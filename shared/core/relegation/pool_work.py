@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from shared.core.relegation.pool import Lane, lane_of
 from shared.schemas import PoolDigest, PoolLane, Record
 
-LANES_LIMIT = 1024  # in a digest: those with most work
+LANES_LIMIT = 1024  # lanes in a digest: those with most work
 ON_ITS_WAY_S = 0.5  # what was sent this long before a digest came may be missing there
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
-# of the time that a request may wait. The rest is for what the estimate does not see: important
-# work that comes later, replicas that take less.
+# The part of its time that a request is estimated to wait at most. The rest is for what the
+# estimate does not see: important work that comes later, replicas that take less.
 SURE = 0.75
 
 
@@ -39,13 +39,13 @@ class PoolWork:
             self._lanes.pop(key, None)
 
     def lanes(self) -> list[PoolLane]:
-        """At most LANES_LIMIT of them."""
+        """The lanes with the most work, LANES_LIMIT at most."""
         return nlargest(LANES_LIMIT, self._lanes.values(), key=lambda lane: lane.tokens)
 
     def before(self, record: Record) -> int:
         """Tokens that have their turn before this request ends, its own included. More important
-        work goes first; of each tenant that is as important only as much as its own brings, by
-        their weights (shared/core/relegation/pool.py).
+        work goes first. Of another tenant's equally important work, only as much goes first as is
+        given to it by weight in that time (shared/core/relegation/pool.py).
         """
         mine: Lane = lane_of(record)
         own = self._lanes.get(mine)
@@ -69,7 +69,7 @@ class PoolRoom:
     """The room for further requests in the pool, as one admission knows it."""
 
     def __init__(self, requests_limit: int) -> None:
-        """`requests_limit`: shared alike by the tenants that have any."""
+        """`requests_limit`: requests in the pool, shared equally by the tenants that have any."""
         self._limit = requests_limit
         self._tokens_s = 0.0  # 0: nothing is known
         self._work = PoolWork()
@@ -88,7 +88,7 @@ class PoolRoom:
         self._work.add(record)
 
     def retry_after_s(self, record: Record, now_unix_s: float) -> float | None:
-        """None: it has its turn in time, most likely. Else when one like it may have."""
+        """None if the request most likely has its turn in time; else seconds until another may."""
         tenant = lane_of(record)[1]
         tenants = self._work.tenants() | {tenant}
         if self._work.requests(tenant) >= self._limit / len(tenants):

@@ -1,8 +1,8 @@
 """RelegationCore: decides which relegated request goes to which replica with surplus.
 
 The order is importance, the tenant given least, then age (pool.py). A request waits for a replica
-that meets its needs; one whose SLO has become attainable goes back as standard. The records are the
-queue; this is a working copy.
+that meets its needs; one whose SLO has become attainable goes back as standard. The stored records
+are the queue; RelegationCore has a working copy.
 """
 
 import math
@@ -78,17 +78,17 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-# requests examined per digest that are not attainable (5 us each); then the next one
+# requests per digest that are looked at although their SLO is not attainable there (5 us each)
 LOOKS = 256
 # A replica without any standard request is handed prompts for so many seconds at once.
 ALONE_S = 0.1
-ALONE_MOST = 64  # requests of these
-KEPT = 0.25  # of its KV, and of its free slots, stays free for others
+ALONE_MOST = 64  # requests that it is handed so
+KEPT = 0.25  # the part of its KV, and of its free slots, that stays free for others
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_digest: int = 2  # requests handed to a busy replica before its next digest
-    declined_s: float = 0.5  # a replica that declined is left alone for this long
+    declined_s: float = 0.5  # a replica that declined is handed nothing for this long
     # an SLO counts as attainable if this many times the predicted time is left
     promote_margin: float = 2.0
 
@@ -96,7 +96,7 @@ class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     record: Record
-    # begun by this instant where no prefill waits, it meets its next deadline; -inf: it cannot
+    # begun by this instant where no prefill waits, the request meets its next deadline; -inf: never
     hopeful_until_unix_s: float
 
 
@@ -104,24 +104,24 @@ class _AtOnce(NamedTuple):
     """The most that a replica is handed at once, where that is more than `per_digest`."""
 
     requests: int
-    tokens: float  # of prompts, and of what was made before
+    tokens: float  # of prompts, and of output made before
 
 
 def _has_best_effort_alone(digest: Digest) -> bool:
-    """It takes best-effort requests, and has no standard one."""
+    """True if the replica takes best-effort requests and has no standard one."""
     return digest.accepting and digest.surplus and not digest.running and not digest.waiting
 
 
 class RelegationCore:
-    """The pool of the one that has the lease. *Busy*: from an action to the event of its result."""
+    """The pool of the lease's holder. A request is *busy* from an action to its result's event."""
 
     def __init__(self, settings: RelegationSettings | None = None) -> None:
         self._set = settings or RelegationSettings()
         self._waiting: dict[RequestKey, _Waiting] = {}
-        self._busy: dict[RequestKey, ReplicaId | None] = {}  # None: it expires
+        self._busy: dict[RequestKey, ReplicaId | None] = {}  # None if the request expires
         self._shares = Shares()
         self._order = Order(self._shares)  # the requests not busy
-        # those of them whose SLO may still be attainable somewhere
+        # the requests of `_order` whose SLO may still be attainable somewhere
         self._hopeful = Order(self._shares)
         # heap; an entry is void if its request has left or is busy
         self._expiries: list[tuple[float, RequestKey]] = []
@@ -205,7 +205,7 @@ class RelegationCore:
 
     def _list(self, records: Sequence[Record], now_unix_s: float) -> None:
         listed = {record.key for record in records}
-        # in an order of their own: the last to leave says where its tenant's next one begins
+        # sorted, since the last to leave says where its tenant's next one begins
         for key in sorted(k for k in self._waiting if k not in listed and k not in self._busy):
             self._leave(key, now_unix_s)
         for record in records:
@@ -261,7 +261,7 @@ class RelegationCore:
     # ------------------------------------------------------------ the next request
 
     def _wait(self, digest: Digest, now_unix_s: float) -> None:
-        """Time passes; waiting, unless a replica has room and nothing that waits suits it."""
+        """Time passes. It counts as waited unless this replica has room that no request suits."""
         passed_s = min(now_unix_s - self._heard_unix_s, STALE_S)
         self._heard_unix_s = now_unix_s
         suits = self._waiting and (
@@ -274,8 +274,8 @@ class RelegationCore:
         self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]
     ) -> None:
         """Place the first requests in order on a replica with surplus, those whose SLO is
-        attainable there as standard. A tenant is charged for each, even if declined: what nobody
-        takes must not stay first.
+        attainable there as standard. A tenant is charged for each, even if it is declined: a
+        request that no replica takes must not stay first.
         """
         digest = self._loads.view(replica)
         assert digest is not None
@@ -317,8 +317,8 @@ class RelegationCore:
             self._hopeful.add(record)
 
     def _alone(self, replica: ReplicaId, digest: Digest, now_unix_s: float) -> _AtOnce:
-        """The most that this replica is handed at once, if it has best-effort requests alone and
-        has answered for all that it was offered. Several such replicas share what waits.
+        """The most that this replica is handed at once, if it has only best-effort requests and has
+        answered all its offers. Several such replicas share the waiting requests.
         """
         free = len(self._waiting) - len(self._busy)
         if not free or not _has_best_effort_alone(digest) or replica in self._busy.values():
@@ -331,7 +331,7 @@ class RelegationCore:
         return _AtOnce(min(part, slots, ALONE_MOST), tokens)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
-        """The next deadline, less the predicted time and margin. -inf: late, or no deadline."""
+        """The next deadline less predicted time and margin; -inf if late or without a deadline."""
         due = record.slo.last_due_unix_s(record.arrived_unix_s)
         if record.resume.measure.tokens:
             if record.resume.measure.late_tokens:

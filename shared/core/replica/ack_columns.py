@@ -1,6 +1,4 @@
-"""The columns of an ack: whether they fit together, and what they report of each entry of a
-flight.
-"""
+"""The columns of an ack: checks that they fit together, and finds the report of each plan entry."""
 
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ from shared.schemas import PlanAck
 
 
 class OutOfSync(Exception):
-    """The table is not what the worker has: it must be read anew."""
+    """The request table differs from the worker's state: that must be read anew."""
 
 
 class Reported(NamedTuple):
@@ -60,8 +58,8 @@ def positions(slots: Ints | Indices, wanted: Indices, capacity: int) -> Ints:
 
 
 def well_formed(ack: PlanAck, planned: bytes, capacity: int) -> bool:
-    """Columns have equal lengths, and slots exist. `planned`: those of the plan in flight, which
-    do.
+    """Columns have equal lengths, and slots exist. `planned`: the slots of the plan in flight,
+    which do exist.
     """
     if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
         return False

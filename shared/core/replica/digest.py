@@ -1,5 +1,5 @@
-"""A replica as others see it, from its request table: the digest, which is all that routers know of
-it, the requests that it holds, and the numbers that its planner exports.
+"""A replica as others see it, made from its request table: the digest, which is all that routers
+know of a replica, the list of held requests, and the numbers that its planner exports.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from shared.request_timeline import Neighbour, merged
 from shared.schemas import Announce, Digest, Offer, RosterEntry
 from shared.vocabulary import ServiceClass
 
-# the backlog is priced by the time a token takes in chunks of this size beside the present decodes
+# the backlog's seconds count a token as in chunks of this size beside the present decodes
 CHUNK_TOKENS = 512
 
 
@@ -31,7 +31,7 @@ def digest_of(
     best_effort_waiting: int,
 ) -> Digest:
     """The digest. `reserved`: offers accepted and on the way to the worker. Surplus is reported
-    while fewer than `best_effort_waiting` of such requests wait for their prefill.
+    while fewer than `best_effort_waiting` best-effort requests wait for their prefill.
     """
     n = table.live
     standard = ~table.best_effort[:n]
@@ -75,7 +75,7 @@ def digest_of(
 def loads_of(
     table: RequestTable, reserved: Sequence[Offer], profile: Profile
 ) -> tuple[Neighbour, ...]:
-    """Those whose standard prefills wait, `reserved` included, and the seconds that these take."""
+    """The standard prefills that wait, `reserved` included: whose they are, and their seconds."""
     n = table.live
     rows = np.flatnonzero(~table.best_effort[:n] & (table.phase[:n] != DECODE))
     left = (table.target_tokens[rows] - table.computed_tokens[rows]).tolist()
@@ -120,9 +120,9 @@ class Figures(NamedTuple):
     bias: float  # (measured - predicted) / measured of late iterations taken together
     # measured / base profile as now used, for decode-only, mixed and prefill-only iterations
     gammas: tuple[float, float, float]
-    lead_s: float  # with which the next plan leaves
+    lead_s: float  # between the next plan's leaving and the predicted end of the running one
     best_effort: int  # requests held
-    # of each standard request with a deadline: that of its next token that no plan has, minus now
+    # of each standard request with a deadline: the deadline of its next unplanned token, minus now
     slacks_s: list[float]
 
 

@@ -23,7 +23,7 @@ from shared.vocabulary import RequestKey
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The pipeline of plans. Depth 1 and lead 0 reproduce the papers' loop without latency."""
+    """The settings of the core. Depth 1 and lead 0 reproduce the papers' loop without latency."""
 
     depth: int = 2  # plans the worker has: one running, one waiting
     # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
@@ -32,7 +32,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # an ack this late after its prediction (plus five times the prediction) means resync
     overdue_s: float = 1.0
     hand_back: bool = True  # relegated requests that have not begun go to the relegation service
-    best_effort_waiting: int = 4  # surplus is reported while fewer than this wait
+    best_effort_waiting: int = 4  # surplus is reported while fewer best-effort prefills wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """No worker answers holds: the replica has none now."""
+    """No worker answers holds: the replica has no worker now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class DraftedIteration(NamedTuple):
 
     ended_unix_s: float
     exec_s: float
-    drafted_s: float  # of these, before the target's pass
+    drafted_s: float  # the part of `exec_s` before the target's pass
     shape: BatchShape
     drafted: Ints  # draft tokens verified
     made: Ints  # tokens
@@ -88,14 +88,14 @@ class DraftedIteration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leapt:
-    """The plan in flight has run so many times, and is running once more (in virtual time, where
-    ReplicaCore.repeats allows it).
+    """The plan in flight has run `iterations` times, and is running once more (in virtual time,
+    where ReplicaCore.repeats allows it).
     """
 
     iterations: int
-    ended_unix_s: float  # the end of the last
-    exec_s: float  # of all together
-    drafted: Sequence[DraftedIteration] = ()  # each of them, if the plan speculates
+    ended_unix_s: float  # the end of the last iteration
+    exec_s: float  # of all these iterations together
+    drafted: Sequence[DraftedIteration] = ()  # each iteration, if the plan speculates
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A plan that was sent and is not yet acked: what the request table already assumes of it."""
+"""A plan that was sent and is not yet acked, with the effects that the request table assumes."""
 
 from dataclasses import dataclass
 
@@ -17,35 +17,35 @@ class InFlightPlan:
     seq: int
     slots: Indices
     packed_slots: bytes  # as they are in the plan and, if all ran, in the ack
-    computed: Ints  # KV positions it is predicted to fill for good
-    emitted: Ints  # tokens it is predicted to make
-    makers: Indices  # the slots that make them
-    unsure: Ints  # tokens that it may make beyond those
+    computed: Ints  # KV positions that each entry is predicted to fill for good
+    emitted: Ints  # tokens that each is predicted to make
+    makers: Indices  # the slots that make these tokens
+    unsure: Ints  # tokens that each may make beyond those
     selection: Selection | None
-    draft_caps: Ints  # positions it may fill in the draft model's KV; 0: it does not draft
-    caps: Ints  # KV positions it may fill while it runs, rejected drafts included
-    asked: Ints  # the same when it was sent
-    has: Ints  # KV positions before it
+    draft_caps: Ints  # positions that each may fill in the draft model's KV; 0: it does not draft
+    caps: Ints  # KV positions that each may fill while it runs, rejected drafts included
+    asked: Ints  # `caps` as the plan was sent
+    has: Ints  # KV positions of each request before the plan
     decode: Bools
     firsts: Bools  # entries that make their request's first token
-    restarts: Ints  # table.restarts when it was sent
+    restarts: Ints  # table.restarts when the plan was sent
     shape: BatchShape
     draft_s: float
-    # the draft model has nothing of a request that drafts: it reads the whole context, or finds a
-    # part of it in its cache
+    # the draft model has nothing of some request that drafts: it reads the whole context, or finds
+    # a part of that in its cache
     draft_begins: bool
     predicted_s: float
     end_unix_s: float  # predicted
-    # sent while another was with the worker: with a longer lead it would have been there sooner
+    # sent while another plan was with the worker: a longer lead would have brought it sooner
     follows: bool
-    dropped_blocks: int  # held by what its orders release and preempt
-    dropped_draft_blocks: int  # the same of the draft model's KV
+    dropped_blocks: int  # blocks of the requests that its orders release and preempt
+    dropped_draft_blocks: int  # the same in the draft model's KV
     reshaped: bool = False  # its shape has changed since its time was predicted
 
     def predict_entry(
         self, entry: int, has: int, computed: int, emitted: int, decode: bool
     ) -> None:
-        """One entry is now predicted to do this."""
+        """Replace the prediction of one entry."""
         # until now both may be one array
         self.computed, self.caps = self.computed.copy(), self.caps.copy()
         self.has[entry] = has

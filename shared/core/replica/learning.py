@@ -1,5 +1,5 @@
-"""Learning from the iterations of a replica: the speed of its engine and of its draft model, the
-lead of its plans, and all that the policy learns.
+"""Learns from the iterations of a replica: the speed of its engine and of its draft model and the
+lead of its plans. It also passes on to the policy what that learns from.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Learning:
         ended: Sequence[Ended],
         now_unix_s: float,
     ) -> None:
-        """An iteration is acked, in which these requests ended."""
+        """Learn from an acked iteration, in which these requests ended."""
         drafted_s = ack.drafted_s or flight.draft_s
         self.profile.observe(landing.shape, ack.exec_s - drafted_s, ack.late_s)
         if not flight.draft_begins:
@@ -72,7 +72,7 @@ class Learning:
         self._policy.observe(seen)
 
     def ended(self, ended: Sequence[Ended], now_unix_s: float) -> None:
-        """These requests ended, and nothing ran."""
+        """Tell the policy of requests that ended while nothing ran."""
         self._policy.observe(Observation(now_unix_s, BatchShape(), 0.0, 0.0, ended))
 
     def leapt(self, event: Leapt, flight: InFlightPlan, table: RequestTable) -> None:
@@ -97,7 +97,7 @@ class Learning:
             self._policy.observe(seen)
 
     def decodes_s(self, shape: BatchShape) -> float:
-        """The seconds of a mixed batch's decodes alone; 0 for any other batch."""
+        """The seconds that a mixed batch's decodes take by themselves; 0 for any other batch."""
         if not shape.prefills or not shape.decodes:
             return 0.0
         return self.profile.batch_s(

@@ -1,5 +1,5 @@
-"""The offers to one replica, from their coming to the answer, and the slots of those that are
-taken; the declines that stay.
+"""The offers to one replica, from their arrival to the answer: those that are gathered, those that
+have a slot while the worker is asked, and those that were declined and stay so.
 """
 
 import math
@@ -26,17 +26,17 @@ from shared.schemas import (
 )
 
 Declined = OfferDeclined | OfferNotReady | OfferInDoubt
-# (promised, asked) -> the policy's answers to those that are asked
+# (promised offers, offers asked about) -> the policy's answers to the latter
 Admit = Callable[[Sequence[Offer], Sequence[Offer]], Sequence[Admission]]
 
-DECLINES = 4096  # remembered; a second copy of an offer comes within seconds, if ever
+DECLINES = 4096  # are remembered; a second copy of an offer comes within seconds, if ever
 
 
 class Gathered(NamedTuple):
-    """An offer that waits for others, to be decided with them."""
+    """An offer that waits to be decided together with others."""
 
     offer: Offer
-    copies: int  # it came so often, and is answered as often
+    copies: int  # how often the offer came; each copy gets an answer
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class Reservation:
 
 
 class Held(NamedTuple):
-    """The answer to a hold, for those who wait for it. `begins`: the request is the worker's now.
-    `doubt`: why nobody knows what the worker has; empty: it is known.
+    """The answers to send once a hold is answered. `begins`: the worker holds the request from now
+    on. `doubt`: why nobody knows what the worker has; empty if it is known.
     """
 
     answers: list[Answer]
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 
 
 class OfferDesk:
-    """Offers come in, answers and holds go out; the policy decides between."""
+    """The desk of one replica: offers come in, the policy decides, holds and answers go out."""
 
     def __init__(self) -> None:
         self.reserved: dict[int, Reservation] = {}  # by slot
@@ -80,8 +80,8 @@ class OfferDesk:
     def begin(
         self, count: int, entries: Sequence[ResyncEntry], table: RequestTable
     ) -> list[ResyncEntry]:
-        """After a resync: the worker has `count` slots, and these entries; the former table is
-        `table`. Returns the entries that are to have a row: those whose HoldDone is not on the way.
+        """Begin after a resync: the worker has `count` slots and holds these entries. `table`: the
+        former table. Returns the entries that get a row: those whose HoldDone is not on the way.
         """
         for offer in table.offers.values():
             self.fairness.leave(offer)
@@ -100,7 +100,7 @@ class OfferDesk:
         now_unix_s: float,
     ) -> list[Answer]:
         """Gather the offers that a policy must decide, by `decide_unix_s`; answer the others. A
-        copy of an offer that is reserved gets its answer with it. `facts`: None while the worker's
+        copy of a reserved offer gets its answer with the first. `facts`: None while the worker's
         state is not known.
         """
         answers: list[Answer] = []
@@ -127,8 +127,8 @@ class OfferDesk:
     def decide(
         self, admit: Admit, table: RequestTable, now_unix_s: float, *, epoch: int, sync: int
     ) -> list[Answer | SendHold]:
-        """Answer all that were gathered, in their order; an accepted one goes to the worker first.
-        The last slots are for tenants that have less than their share.
+        """Answer all gathered offers, in their order; an accepted one first becomes a hold. The
+        last slots are for tenants that have less than their share.
         """
         actions: list[Answer | SendHold] = []
         gathered, self._gathered = list(self._gathered.values()), {}
@@ -164,7 +164,7 @@ class OfferDesk:
         return actions
 
     def held(self, done: HoldDone, *, synced: bool) -> Held | None:
-        """A hold has its answer; None: it is not waited for."""
+        """The worker has answered a hold. None if nobody waits for that answer."""
         reservation = self.reserved.pop(done.slot, None)
         if reservation is None:
             return None
@@ -197,7 +197,7 @@ class OfferDesk:
     def leave(
         self, slot: int, offer: Offer, *, last_seq: int, prompt_tokens: int, output_tokens: int
     ) -> None:
-        """A request has left after so many tokens; plans up to `last_seq` may name its slot."""
+        """A request left, with these tokens computed; plans up to `last_seq` may name its slot."""
         self.fairness.leave(offer, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         self.slots.forget(offer)
         self.slots.retire(slot, last_seq)
@@ -207,8 +207,8 @@ class OfferDesk:
         self.fairness.leave(offer)
 
     def _decline(self, offer: Offer, answer: Declined, copies: int = 1) -> list[Answer]:
-        """Once declined, an attempt stays declined: its admission has gone on, and would not learn
-        that a second copy of the offer was accepted.
+        """The answers that decline an offer. The attempt stays declined: its admission has gone on,
+        and would not learn that a second copy of the offer was accepted.
         """
         self._declined[attempt_of(offer)] = answer
         if len(self._declined) > DECLINES:
@@ -217,7 +217,7 @@ class OfferDesk:
 
 
 def _unfit(offer: Offer, facts: Announce | None, table: RequestTable) -> Declined | None:
-    """Why no policy need be asked; None if one must."""
+    """The reason to decline an offer without asking the policy; None if there is none."""
     known_tokens = offer.prompt_tokens + offer.generated_tokens
     if facts is None or facts.draining:
         return OfferNotReady(reason="not ready")

@@ -1,5 +1,5 @@
-"""The orders of a plan: all that it says besides its entries. They take effect before the entries,
-on the worker as in the table.
+"""The orders of a plan: everything in it but its entries. Orders take effect before the entries, on
+the worker and in the request table alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Orders:
 
     @property
     def take(self) -> bool:
-        """They take from some request its slot, its KV or its class."""
+        """True if the orders take from some request its slot, its KV or its class."""
         return bool(self.released or self.preempted or self.relegated)
 
     def plan(
@@ -64,7 +64,7 @@ def write_orders(
     *,
     hand_back: bool,
 ) -> Orders:
-    """Write a choice's orders, and the release of what has expired, into the request table.
+    """Write a choice's orders, and the release of expired requests, into the request table.
 
     `hand_back`: a relegated request that has not begun leaves for the relegation service.
     """
@@ -87,15 +87,15 @@ def write_orders(
 
 
 def _begun(slot: int, table: RequestTable) -> bool:
-    """Something of it is computed, or it has made a token here."""
+    """True if something of the request is computed, or it has made a token here."""
     row = table.row_of[slot]
     made_here = table.generated_tokens[row] > table.offers[slot].generated_tokens
     return bool(table.phase[row] != WAITING or made_here)
 
 
 def gives_way(table: RequestTable, first: int | None) -> int | None:
-    """KV is full and no entry fits, not even that of slot `first`. The slot whose KV makes room for
-    it: a best-effort request's, else that of the latest arrival. None: dropping KV would not help.
+    """The slot whose KV is dropped where KV is full and no entry fits, not even that of slot
+    `first`: a best-effort request's, else the latest arrival's. None if dropping KV would not help.
     """
     holding = np.flatnonzero(
         (table.kv_held_blocks[: table.live] > 0)

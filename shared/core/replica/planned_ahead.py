@@ -1,4 +1,4 @@
-"""The choices that a policy has made ahead for one replica: a horizon of several, or one that stays
+"""The choices that a policy has made ahead for one replica: several in a row, or one that stays
 right for a while.
 """
 
@@ -15,7 +15,7 @@ Ask = Callable[[], Sequence[Choice]]
 
 
 class PlannedAhead:
-    """Valid until something other than progress happens: then `forget`."""
+    """Choices made ahead, valid until something other than progress happens: then `forget`."""
 
     def __init__(self) -> None:
         self._horizon: deque[Choice] = deque()
@@ -48,14 +48,14 @@ class PlannedAhead:
         return choice
 
     def repeats(self, table: RequestTable, flights: Sequence[InFlightPlan]) -> int:
-        """The number of iterations, the one in flight included, that may run its plan over and
-        over: 1 unless its choice stays right that long and no request reaches its maximum before
-        the last.
+        """The number of iterations, the running one included, for which the plan in flight may be
+        repeated: 1 unless its choice stays right and no request reaches its maximum before the
+        last.
         """
         if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
             return 1
         if flights[0].selection is not None:
-            # how far drafts get is known only when they are verified: the driver sees whether one
+            # the number of accepted drafts is known only afterwards: the driver sees whether one
             # more iteration may follow
             alone = not flights[0].shape.prefills and not table.draft_kv_blocks
             return 1 + self._repeats_left if alone else 1
@@ -68,13 +68,13 @@ class PlannedAhead:
         return 1 + max(0, min(self._repeats_left, tokens))
 
     def leapt(self, iterations: int) -> None:
-        """Counts `iterations` of the repeats as run."""
+        """Count this many of the repeats as run."""
         self._repeats_left -= iterations
 
 
 def _roomy_iterations(choice: Choice, table: RequestTable) -> int:
     """The number of iterations of the choice that fit so well that no rule about scarce KV applies:
-    each entry may begin a block, and a block more is left to each. With less room the policy is
+    each entry may begin a block, and one more block is left to each. With less room the policy is
     asked every time.
     """
     free_blocks = table.kv_free_blocks() - 2 * len(choice.slots)
@@ -82,6 +82,6 @@ def _roomy_iterations(choice: Choice, table: RequestTable) -> int:
 
 
 def _still_concerned(choice: Choice, table: RequestTable) -> bool:
-    """The choice has no entries, or one whose request is still here."""
+    """True if the choice has no entries, or one whose request is still here."""
     rows = table.row_of[choice.slots]
     return not len(rows) or bool(np.count_nonzero(table.plannable(rows)))

@@ -29,7 +29,7 @@ class Entries(NamedTuple):
     slots: Indices
     caps: Ints
     speculation: Speculation | None
-    blocks: Ints  # that they newly take, at their upper bound
+    blocks: Ints  # KV blocks that the entries newly take, at most
     cut: bool = False
 
 
@@ -39,11 +39,11 @@ NO_ENTRIES = Entries(NOWHERE, EMPTY, None, EMPTY)
 class Drafting(NamedTuple):
     """The speculation of one plan. Columns run along its entries."""
 
-    computed: Ints  # KV positions it fills for good, at the least
-    unsure: Ints  # tokens it may make beyond the one
+    computed: Ints  # KV positions that each entry fills for good, at least
+    unsure: Ints  # tokens that it may make beyond the one that is certain
     verified: Ints  # tokens it is likely to verify
     draft_caps: Ints  # positions that it may fill in the draft model's KV
-    seconds: float  # of the draft model
+    seconds: float  # that the draft model takes
     selection: Selection | None
     begins: bool = False  # the draft model has nothing of some request yet
 
@@ -61,7 +61,7 @@ class Prediction:
         self.flights: deque[InFlightPlan] = deque()
         # slots whose end is in flight: their rows are not corrected any more
         self.releasing: set[int] = set()
-        # by the orders of the plan that is being made
+        # blocks dropped by the orders of the plan that is being made
         self._dropped_blocks = self._dropped_draft_blocks = 0
 
     # ------------------------------------------------------------ before a plan is sent
@@ -70,8 +70,8 @@ class Prediction:
         """The entries of the choice whose requests are still here and that fit the free blocks, cut
         from the end.
 
-        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond
-        what was counted.
+        Caps are lowered to the positions that each request has left, so that no KV is asked for or
+        taken beyond what was counted.
         """
         cut = False
         table, slots, caps, speculation = self._table, choice.slots, choice.caps, choice.speculation
@@ -104,8 +104,8 @@ class Prediction:
     def _within_draft_kv(
         self, rows: Indices, decode: Bools, speculation: Speculation
     ) -> Speculation:
-        """The same with fewer entries that draft, where the draft model's KV has no room for all of
-        them. They claim it in order; one that has what it needs already goes on drafting.
+        """The same entries, of which fewer draft where the draft model's KV has no room for all.
+        They claim it in order; an entry that needs no further blocks goes on drafting.
         """
         table = self._table
         if not table.draft_kv_blocks:
@@ -125,7 +125,7 @@ class Prediction:
         return replace(speculation, depth=depth)
 
     def release(self, slot: int) -> None:
-        """The worker frees it before the plan's entries run, so its KV counts as free from here."""
+        """The worker frees the slot before the plan's entries run: its KV counts as free now."""
         row = int(self._table.row_of[slot])
         self._count_dropped(row)
         self._table.drop_kv(row)
@@ -133,7 +133,7 @@ class Prediction:
         self._table.leave(slot)
 
     def preempt(self, slot: int) -> None:
-        """Its KV goes, its tokens stay: it must compute all of them again."""
+        """The slot loses its KV and keeps its tokens: it must compute all of them again."""
         row = int(self._table.row_of[slot])
         self._count_dropped(row)
         self._table.restart(row)
@@ -221,7 +221,7 @@ class Prediction:
     def _drafting(
         self, rows: Indices, caps: Ints, decode: Bools, speculation: Speculation
     ) -> Drafting:
-        """The speculation of these entries, written into the table."""
+        """Write the speculation of these entries into the table, and return it."""
         table = self._table
         depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32, copy=False)
         computed: Ints = np.where(decode, 1, caps)
@@ -245,8 +245,8 @@ class Prediction:
         return Drafting(computed, unsure, verified, draft_caps, seconds, selection, begins)
 
     def _draft_s(self, context: Ints, missing: Ints, depth: Ints, width: Ints) -> float:
-        """The seconds of drafting for requests with so much context, of which the draft model's KV
-        misses some.
+        """The seconds of drafting for requests of these contexts (in tokens), of which the draft
+        model's KV lacks `missing`.
         """
         draft = self._draft.now
         assert draft is not None, "speculation without a draft model"
@@ -262,8 +262,8 @@ class Prediction:
     # ------------------------------------------------------------ while plans are in flight
 
     def share(self, blocks: int, draft_blocks: int) -> None:
-        """After the newest acked plan the worker saved so many blocks, and so many of the draft
-        model's. All that the plans in flight drop may be among them.
+        """After the newest acked plan, sharing saved the worker this many blocks, and this many of
+        the draft model's. All blocks that the plans in flight drop may be among them.
         """
         blocks -= self._dropped_blocks
         draft_blocks -= self._dropped_draft_blocks
@@ -280,8 +280,8 @@ class Prediction:
 
     @property
     def misses_an_end(self) -> bool:
-        """A row has left the live ones, and no plan in flight can bring its end: the worker counts
-        to another end, and would hold the request for ever.
+        """True if a row is no longer live and no plan in flight can bring its end: then the worker
+        expects another end, and would hold the request for ever.
         """
         table = self._table
         if table.used == table.live:
@@ -317,8 +317,8 @@ class Prediction:
             assert len(set(flight.slots.tolist())) == len(flight.slots), "a request twice in a plan"
 
     def leap(self, event: Leapt, profile: Profile) -> None:
-        """The plan has landed so often, each time just as predicted but for accepted drafts, and is
-        in the air once more; no prefill of it has ended.
+        """The plan in flight has run several times, each time as predicted but for accepted drafts,
+        and runs once more. None of its prefills has ended.
         """
         table, flight = self._table, self.flights[0]
         rows = table.row_of[flight.slots]

@@ -24,11 +24,11 @@ from shared.schemas import PlanAck
 
 
 class Landing(NamedTuple):
-    """An acked flight."""
+    """An acked plan, as it was run."""
 
-    shape: BatchShape  # as it was run
-    drafts: Drafts | None  # what its speculation did
-    missed: int  # entries that did what was not foreseen
+    shape: BatchShape  # of the iteration
+    drafts: Drafts | None  # the yield of its speculation
+    missed: int  # entries that did something not foreseen
 
 
 class Reconciliation:
@@ -48,8 +48,8 @@ class Reconciliation:
         self._incarnation, self._epoch = incarnation, epoch
 
     def is_next(self, ack: PlanAck) -> bool:
-        """Tells whether it is the next ack; False: it came before, or is a part of what the resync
-        reported. Raises OutOfSync for any other.
+        """True if the ack is the next one; False if it came before, or if the resync's report
+        includes it. Raises OutOfSync for any other.
         """
         if ack.incarnation != self._incarnation:
             raise OutOfSync("another incarnation")
@@ -84,7 +84,7 @@ class Reconciliation:
         if beyond(did, flight) or self._too_far(flight, did, rows):
             raise OutOfSync("an ack of more than was planned")
         tbt_s, application = table.tbt_s[rows], table.application[rows]
-        # the KV is still that which this plan filled
+        # the rows whose KV is still the one that this plan filled
         same: Bools = held & (table.restarts[rows] == flight.restarts)
         table.verified(rows[same], flight.unsure[same])
         table.tokens_came(flight.slots[did.emitted > 0], ack.ended_unix_s)
@@ -101,7 +101,7 @@ class Reconciliation:
         return Landing(_shape_as_run(flight, did), drafts, missed)
 
     def _too_far(self, flight: InFlightPlan, did: Reported, rows: Indices) -> bool:
-        """A prefill has more positions than the request has tokens."""
+        """True if a prefill has more positions than its request has tokens."""
         prefills = (~flight.decode & (rows >= 0)).nonzero()[0]
         rows = rows[prefills]
         known = self._table.prompt_tokens[rows] + self._table.generated_tokens[rows]
@@ -111,7 +111,7 @@ class Reconciliation:
     def _correct(
         self, flight: InFlightPlan, did: Reported, held: Bools, same: Bools, ended_unix_s: float
     ) -> int:
-        """Correct every entry that did otherwise; return how many did what was not foreseen."""
+        """Correct every entry that did otherwise; return how many did something not foreseen."""
         otherwise = held & ((did.computed != flight.computed) | (did.emitted != flight.emitted))
         if flight.selection is not None:
             otherwise &= ~self._accept(flight, did, same)
@@ -250,8 +250,8 @@ class Reconciliation:
 
 
 def _just_as_predicted(flight: InFlightPlan, ack: PlanAck) -> bool:
-    """Nothing is to be corrected but the instants of first tokens. Never so for a plan that
-    speculates: its bounds must come down.
+    """True if only the instants of first tokens must be corrected. Never true for a plan that
+    speculates, since its bounds must come down.
     """
     return (
         flight.selection is None
@@ -263,7 +263,7 @@ def _just_as_predicted(flight: InFlightPlan, ack: PlanAck) -> bool:
 
 
 def _shape_as_run(flight: InFlightPlan, did: Reported) -> BatchShape:
-    """A decode computes its root and its drafts; a chunk computes all but what was cached."""
+    """The shape that ran: decodes compute root and drafts, chunks all that was not cached."""
     decoded = flight.decode & (did.computed > 0)
     tokens = np.where(decoded, did.drafted + 1, did.computed - did.cached).astype(np.int32)
     has, ran = flight.has + did.cached, tokens > 0

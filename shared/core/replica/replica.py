@@ -94,7 +94,7 @@ class ReplicaCore:
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
         self._idle = True  # the policy had nothing to run and nothing has happened since
-        self._last_end_unix_s = -math.inf  # of the newest acked iteration
+        self._last_end_unix_s = -math.inf  # the end of the newest acked iteration
         self._next_expiry_unix_s = math.inf
         self._expired: set[int] = set()
         self.counters = Counters()
@@ -263,7 +263,7 @@ class ReplicaCore:
         return landing
 
     def _end_thinking(self, ack: PlanAck) -> None:
-        """Another pace: what was chosen for the old one may not be right for it."""
+        """Go over to the response's pace; choices made for the old one may not suit it."""
         slots, thinking_tokens = unpack(ack.answering), unpack(ack.thinking_tokens)
         for slot, tokens in zip(slots.tolist(), thinking_tokens.tolist(), strict=True):
             if self._table.holds(slot):
@@ -271,7 +271,7 @@ class ReplicaCore:
                 self._changed()
 
     def _end(self, ack: PlanAck) -> list[Ended]:
-        """Remove the rows of requests that ended; what policies learn from."""
+        """Remove the rows of requests that ended. Returns their ends, from which policies learn."""
         ended: list[Ended] = []
         for slot, why in ack.ended:
             if self._table.holds(slot):
@@ -283,7 +283,7 @@ class ReplicaCore:
         return ended
 
     def _on_leapt(self, event: Leapt) -> None:
-        """Table and policy as after so many acks."""
+        """Bring table and policy to the state after that many acks."""
         n = event.iterations
         self.counters.plans += n
         self.counters.acks += n
@@ -395,7 +395,7 @@ class ReplicaCore:
             choice, self._expired, table, self._ahead, hand_back=self._set.hand_back
         )
         self._expired.clear()
-        if orders.relegated:  # they may have waited too long for a first token already
+        if orders.relegated:  # these may have waited too long for a first token already
             leaves_unix_s = float(table.leaves_unix_s().min(initial=math.inf))
             self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
         waits = math.isfinite(choice.again_unix_s)
@@ -422,7 +422,7 @@ class ReplicaCore:
         )
 
     def _make_room(self, first: int | None, orders: Orders) -> None:
-        """The last resort: a request gives its KV up, so that another gets to run."""
+        """The last resort: one request gives up its KV, so that another can run."""
         victim = gives_way(self._table, first)
         if victim is not None:
             self.counters.forced_preemptions += 1
@@ -433,7 +433,7 @@ class ReplicaCore:
     def _view(
         self, start_unix_s: float, offers: Sequence[Offer] = ()
     ) -> tuple[View, Sequence[Offer]]:
-        """The view, and these offers, as the policy sees them."""
+        """The view and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
         view = self._table.view(
@@ -453,7 +453,7 @@ class ReplicaCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing is held, promised or in flight."""
+        """True if nothing is held, promised or in flight."""
         return not self._ahead.flights and self._desk.idle and self._table.used == 0
 
     def figures(self, now_unix_s: float) -> Figures:
@@ -462,7 +462,7 @@ class ReplicaCore:
 
     @property
     def repeats(self) -> int:
-        """As PlannedAhead.repeats: a driver of virtual time may leap so many."""
+        """As PlannedAhead.repeats: the iterations that a driver of virtual time may leap over."""
         return self._planned.repeats(self._table, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
@@ -485,7 +485,7 @@ class ReplicaCore:
         return roster(self._table, slots)
 
     def loads(self) -> tuple[Neighbour, ...]:
-        """Those whose standard prefills come before that of a request that is declined now."""
+        """The requests whose standard prefills come before that of a request declined now."""
         return loads_of(self._table, self._desk.promised, self._learned.profile)
 
     def check(self) -> None:

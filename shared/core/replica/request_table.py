@@ -28,18 +28,18 @@ WAITING, PREFILL, DECODE = int(Phase.WAITING), int(Phase.PREFILL), int(Phase.DEC
 class TableRows(Rows):
     """The columns that policies see, and others that only the core sees."""
 
-    # how often its KV was dropped: a plan from before does not count for the KV of now
+    # how often the request's KV was dropped: a plan sent before does not count for its present KV
     restarts: Ints
-    # of the draft model's KV, at the upper bound; 0 where that has no capacity of its own
+    # blocks of the draft model's KV, at most; 0 where that KV has no capacity of its own
     draft_held_blocks: Ints
     expires_unix_s: Floats
-    begin_by_unix_s: Floats  # the same for a best-effort request that has no token
-    # of shared/core/replica/fairness.py: a number for its tenant, and its turn
+    begin_by_unix_s: Floats  # the instant by which a best-effort request must have its first token
+    # for shared/core/replica/fairness.py: a number for the request's tenant, and its turn
     tenant: Ints
     turn: Floats
 
 
-# by the annotation; what an annotation is made of differs between versions of numpy
+# by the annotation as a whole, since its parts differ between versions of numpy
 _DTYPES: dict[object, type[np.generic]] = {
     Ints: np.int32,
     Indices: np.intp,
@@ -73,7 +73,7 @@ class RequestTable(TableRows):
         self.used = 0
         self.kv, self.draft_kv = SharedKv(kv_blocks), SharedKv(draft_kv_blocks)
         self.row_of: Indices = np.full(slots, -1, dtype=np.intp)
-        # when the newest acked token of each slot came; the column of the view has those in flight
+        # when the newest acked token of each slot came; the view's column has tokens in flight, too
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
         self.applications: list[str] = []
@@ -148,8 +148,8 @@ class RequestTable(TableRows):
         self.tightest_tbt_s[row] = slo.tightest_pace_s(thinking)
 
     def answers(self, slot: int, thinking_tokens: int) -> None:
-        """Its thinking ended after so many output tokens. Tokens counted here beyond those were due
-        at the pace of the response.
+        """The request's thinking ended after `thinking_tokens` output tokens. Tokens already
+        counted beyond those were due at the pace of the response.
         """
         row = int(self.row_of[slot])
         if not self.thinking[row]:
@@ -169,7 +169,7 @@ class RequestTable(TableRows):
         self.best_effort[self.row_of[slot]] = best_effort
 
     def leaves_unix_s(self) -> Floats:
-        """[live] until when each request is served, as things are."""
+        """[live] the instant until which each request is served, as it stands now."""
         n = self.live
         waits = self.best_effort[:n] & (self.generated_tokens[:n] == 0)
         until = np.where(waits, self.begin_by_unix_s[:n], np.inf)
@@ -183,7 +183,7 @@ class RequestTable(TableRows):
             self._swap(row, self.live)
 
     def come_back(self, slot: int) -> None:
-        """The end that was predicted did not happen."""
+        """The predicted end of the slot's request did not happen: it is planned again."""
         row = int(self.row_of[slot])
         if row >= self.live:
             self._swap(row, self.live)
@@ -201,8 +201,8 @@ class RequestTable(TableRows):
         return 0 <= slot < self.capacity and self.row_of[slot] >= 0
 
     def plannable(self, rows: Indices) -> Bools:
-        """A mask of those of these rows that are live. A slot without a request has row -1, which
-        is the largest number where none has a sign.
+        """A mask of the live ones among these rows. A slot without a request has row -1, which
+        counts as the largest number when read as unsigned.
         """
         live: Bools = rows.view(np.uintp) < self.live
         return live
@@ -230,14 +230,14 @@ class RequestTable(TableRows):
         return index[name]
 
     def drop_kv(self, row: int) -> None:
-        """Forget its KV, the draft model's too."""
+        """Forget the row's KV, the draft model's too."""
         self._unshare(row)
         self.computed_tokens[row] = self.unsure_tokens[row] = self.kv_held_blocks[row] = 0
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.restarts[row] += 1
 
     def restart(self, row: int) -> None:
-        """Its KV goes, its tokens stay: it must compute all of them again."""
+        """The row loses its KV and keeps its tokens: it must compute all of them again."""
         self.target_tokens[row] = self.prompt_tokens[row] + self.generated_tokens[row]
         self.drop_kv(row)
         self.phase[row] = WAITING
@@ -245,7 +245,7 @@ class RequestTable(TableRows):
     # ------------------------------------------------------------ what a plan will do
 
     def advance(self, rows: Indices, computed: Ints, blocks: Ints | int) -> None:
-        """These rows compute so many more positions, and take so many more blocks."""
+        """These rows compute this many more positions, and take this many more blocks."""
         self.kv_held_blocks[rows] += blocks
         self.computed_tokens[rows] += computed
 
@@ -273,7 +273,7 @@ class RequestTable(TableRows):
         return emitted, firsts
 
     def make_tokens(self, rows: Indices, tokens: Ints | int = 1) -> None:
-        """Each of these rows makes so many tokens; a row that makes its last one leaves."""
+        """Each of these rows makes this many tokens; a row that makes its last one leaves."""
         self.next_due_unix_s[rows] += tokens * self.tbt_s[rows]  # deadlines are cumulative
         generated = self.generated_tokens[rows] + tokens
         self.generated_tokens[rows] = generated
@@ -281,8 +281,8 @@ class RequestTable(TableRows):
             self.leave(slot)
 
     def draft(self, rows: Indices, most: Ints, unsure: Ints) -> None:
-        """These rows draft: the draft model then has what they have, and one position more.
-        `most`: as in `draft_blocks_for`. `unsure`: tokens that they may make beyond the one.
+        """These rows draft: the draft model then has the positions that they have, and one more.
+        `most`: as in `draft_blocks_for`. `unsure`: tokens they may make beyond the certain one.
         """
         if self.draft_kv_blocks:
             self.draft_held_blocks[rows] += self.draft_blocks_for(rows, most)
@@ -334,20 +334,20 @@ class RequestTable(TableRows):
         self.first_token_unix_s[rows] = instant
 
     def verified(self, rows: Indices, unsure: Ints) -> None:
-        """So many tokens of these rows are no longer unsure."""
+        """This many tokens of these rows are no longer unsure."""
         self.unsure_tokens[rows] -= unsure
 
     def accept(self, rows: Indices, drafts: Ints) -> None:
-        """So many drafts of these rows were accepted. They are in the draft model's KV too (of a
-        draft accepted to its last token, all but that one).
+        """This many drafts of these rows were accepted. They are in the draft model's KV too, save
+        the last one of a chain that was accepted as a whole.
         """
         self.make_tokens(rows, drafts)
         self.computed_tokens[rows] += drafts
         self.draft_tokens[rows] += drafts
 
     def recount(self, row: int, extra: int, *, leaves: bool) -> None:
-        """It made so many more tokens than predicted, or fewer. Unless it leaves, its deadlines
-        move, and a prefill has as many more to compute.
+        """The request made `extra` tokens more than predicted (below 0: fewer). Unless it leaves,
+        its deadlines move, and a prefill has as many more to compute.
         """
         self.generated_tokens[row] += extra
         if leaves:
@@ -358,8 +358,8 @@ class RequestTable(TableRows):
             self.target_tokens[row] = self.prompt_tokens[row] + self.generated_tokens[row]
 
     def reach(self, row: int, computed_tokens: int) -> None:
-        """It has so many positions. Its phase, what it has left to compute, and whether it is
-        planned follow; it may be planned again although its end was predicted before.
+        """The row has this many positions. From that follow its phase, what it has left to compute,
+        and whether it is planned; it may be planned again although its end was predicted before.
         """
         known = self.prompt_tokens[row] + self.generated_tokens[row]
         self.computed_tokens[row] = computed_tokens
@@ -374,8 +374,8 @@ class RequestTable(TableRows):
             self.leave(int(self.slot[row]))
 
     def take_back(self, row: int, tokens: int, *, first: bool) -> None:
-        """Undo so many tokens that it was predicted to make: their count, their deadlines, and the
-        instant of the first if it is among them.
+        """Undo this many tokens that the row was predicted to make: their count, their deadlines,
+        and the instant of the first token if that is among them.
         """
         self.generated_tokens[row] -= tokens
         if tokens and math.isfinite(self.tbt_s[row]):
@@ -388,7 +388,7 @@ class RequestTable(TableRows):
                 self.next_due_unix_s[row] = math.inf  # it counted from that token
 
     def make_token(self, row: int, at_unix_s: float) -> bool:
-        """It makes a token at this instant. True: its first."""
+        """The row makes a token at this instant. True if it is the first."""
         first = math.isinf(self.first_token_unix_s[row])
         if first:
             self.first_token_unix_s[row] = at_unix_s
@@ -399,20 +399,20 @@ class RequestTable(TableRows):
         return first
 
     def hold_kv(self, rows: Indices, top: Ints, draft_top: Ints | None = None) -> None:
-        """These rows hold the blocks of so many positions, and of the draft model's."""
+        """These rows hold the blocks of `top` positions, and of `draft_top` in the draft's KV."""
         self.kv_held_blocks[rows] = -(-top // self.block_tokens)
         if draft_top is not None:
             self.draft_held_blocks[rows] = -(-draft_top // self.block_tokens)
 
     def share(self, blocks: int, draft_blocks: int) -> None:
-        """The worker saves so many blocks, and so many of the draft model's, less those that plans
-        in flight drop.
+        """The worker saves this many blocks, and this many of the draft model's, by requests that
+        share some; blocks that plans in flight drop are already left out.
         """
         self.kv.share(blocks, self._sum(self.kv_held_blocks))
         self.draft_kv.share(draft_blocks, self._sum(self.draft_held_blocks))
 
     def _unshare(self, row: int) -> None:
-        """Its KV goes, the draft model's too."""
+        """The row loses its KV, the draft model's too: fewer blocks may be shared."""
         self.kv.unshare(int(self.kv_held_blocks[row]))
         self.draft_kv.unshare(int(self.draft_held_blocks[row]))
 
@@ -432,7 +432,7 @@ class RequestTable(TableRows):
         return self.draft_kv.free(self._sum(self.draft_held_blocks))
 
     def draft_blocks_for(self, rows: Indices, most: Ints) -> Ints:
-        """The same of the draft model's KV. `most`: as `draft_room` has it."""
+        """The same for the draft model's KV. `most`: the positions by `draft_room`."""
         return self._blocks_beyond(self.draft_held_blocks, rows, most)
 
     def _blocks_beyond(self, held_blocks: Ints, rows: Indices, tokens: Ints) -> Ints:

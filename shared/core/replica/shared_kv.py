@@ -1,4 +1,4 @@
-"""The KV of one model, of which requests may share blocks."""
+"""Counts the free KV of one model (target or draft) for the request table, with shared blocks."""
 
 
 class SharedKv:
@@ -8,15 +8,15 @@ class SharedKv:
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
-        # Of what rows hold, what the worker saves because requests share it, at the least: as it
-        # last said, less all that was dropped or ended since.
+        # The blocks that the worker saves because requests share them, at least: its last report,
+        # less all that was dropped or ended since.
         self.shared = 0
         # blocks found in a prefix cache may be promised to a plan in flight already: the engine
         # then does less of that plan
         self.overdrawn = False
 
     def share(self, blocks: int, held: int) -> None:
-        """The worker saves so many blocks, less those that plans in flight drop."""
+        """The worker saves this many blocks, already without those that plans in flight drop."""
         self.shared = min(max(blocks, 0), held)
         self.overdrawn = self.overdrawn or held - self.shared > self._blocks
 
@@ -25,7 +25,7 @@ class SharedKv:
         self.overdrawn = True
 
     def unshare(self, blocks: int) -> None:
-        """A row loses these blocks. Others may have all of them: then none gets free."""
+        """A row loses these blocks. Other rows may share all of them: then none becomes free."""
         self.shared = max(0, self.shared - blocks)
 
     def free(self, held: int) -> int:

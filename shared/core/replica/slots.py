@@ -30,7 +30,7 @@ class Slots:
         return self._of.get(attempt_of(offer))
 
     def begin(self, count: int, taken: AbstractSet[int]) -> None:
-        """After a resync: of so many slots all are free but those taken, which come by `assign`."""
+        """After a resync: all of `count` slots are free but those taken, which come by `assign`."""
         self._quarantine.clear()
         self._of.clear()
         self._free = [slot for slot in range(count) if slot not in taken]
@@ -56,7 +56,7 @@ class Slots:
         heappush(self._free, slot)
 
     def retire(self, slot: int, last_seq: int) -> None:
-        """Its request has ended; plans up to `last_seq` may name the slot."""
+        """The slot's request has ended; plans up to `last_seq` may name the slot."""
         self._quarantine.append((slot, last_seq))
 
     def release(self, acked_seq: int) -> None:

@@ -1,4 +1,4 @@
-"""A request as its worker holds it: what was asked, what is made of it, and its forms for others.
+"""A request as its worker holds it: its prompt, its output so far, and its forms for others.
 
 The request computes its next work, takes what the engine did, and writes itself down as an offer,
 a snapshot entry or the end of an attempt. Which plan runs it, and which KV blocks it takes, is
@@ -51,15 +51,15 @@ class HeldRequest:
     relegated: bool
     seed: int
     stops: frozenset[int]
-    end_of_thinking: int | None  # the token; None: the model has none
-    thinks_for: int | None  # output tokens that are thinking, where that is known beforehand
+    end_of_thinking: int | None  # the token that ends thinking; None: the model has none
+    thinks_for: int | None  # number of thinking tokens, where that is known beforehand
     computed: int = 0  # KV positions filled
     drafted: int = 0  # positions filled in the draft model's KV
-    # of the prompt, found in a prefix cache when it was first computed
+    # tokens of the prompt found in a prefix cache when it was first computed
     cached_tokens: int = 0
     begun: bool = False  # something of its prompt was computed, here or in an earlier attempt
     loaded: bool = False  # engine and speaker know it
-    pending_end: str = ""  # why it ends at the next boundary
+    pending_end: str = ""  # why it ends at the next boundary between iterations; empty: it goes on
     message: str = ""
 
     @classmethod
@@ -103,7 +103,7 @@ class HeldRequest:
 
     @property
     def decodes(self) -> bool:
-        """All but its newest token is computed."""
+        """True if all but its newest token is computed."""
         return len(self.tokens) > 0 and self.known_tokens - self.computed == 1
 
     # ------------------------------------------------------------ the next iteration
@@ -124,7 +124,7 @@ class HeldRequest:
         """
         made = len(self.tokens)
         room = context_tokens - len(self.prompt) - made
-        # the record may have less than was asked for: the planner counts to that
+        # the record's maximum may be less than was asked for: the planner counts to that
         limit = min(self.sampling.max_tokens - made, self.record.max_tokens - made, room)
         scripted = self.sampling.output_tokens
         if scripted is not None and scripted - made <= limit:
@@ -132,7 +132,7 @@ class HeldRequest:
         return limit, FinishReason.LENGTH
 
     def pace(self) -> Pace:
-        """The pace that it must keep, and where it is."""
+        """The pace that the request must keep, and how far it is."""
         slo, measure = self.record.slo, self.measure
         return Pace(
             tbt_s=slo.pace_s(measure.thinking(slo)),
@@ -168,8 +168,8 @@ class HeldRequest:
             self.begun, self.cached_tokens = True, did.cached
 
     def extend(self, did: TurnDone, at_unix_s: float) -> int | None:
-        """Take the tokens of an iteration. If its thinking is over with them: the number of its
-        output tokens that are thinking.
+        """Take the tokens of an iteration. Returns the number of thinking tokens if thinking is
+        over with them, else None.
         """
         self.tokens.extend(did.tokens)
         self.text += did.text
@@ -181,8 +181,8 @@ class HeldRequest:
         return thinking_tokens
 
     def _thinking_tokens(self, newest: Sequence[int]) -> int | None:
-        """The number of its output tokens that are thinking, if the newest tokens show it. None: it
-        still thinks, or the number was known before.
+        """The number of thinking tokens, if the newest tokens show it. None if the request still
+        thinks, or if the number was known before.
         """
         if not newest or not self.measure.thinking(self.record.slo):
             return None
@@ -225,7 +225,7 @@ class HeldRequest:
         return Outgoing(record.stream_subject, record.json, status)
 
     def held(self, at_unix_s: float) -> Held:
-        """The log's entry of the hold."""
+        """The entry of the ack log about the hold."""
         return Held(
             slot=self.slot,
             key=self.record.key,
@@ -271,7 +271,7 @@ class HeldRequest:
     def over(
         self, why: str, replica: ReplicaId, incarnation: str, timeline: RequestTimeline
     ) -> AttemptOver:
-        """The end of this attempt, with all that the next one needs."""
+        """The message about this attempt's end, with all that the next attempt needs."""
         return AttemptOver(
             key=self.record.key,
             attempt=self.record.attempt,

@@ -1,5 +1,5 @@
-"""The forms that pass between a WorkerCore and its shell: an iteration to run, what the engine did,
-and everything that may leave once the ack is stored.
+"""The data that passes between a WorkerCore and its shell: an iteration to run, the engine's
+report, and the messages that may leave once the ack is stored.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ class Load(NamedTuple):
 
     slot: Slot
     tokens: Sequence[int]  # prompt and output so far
-    generated: int  # the output among them
+    generated: int  # how many of the tokens are output
     sampling: Sampling
-    # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
+    # of the request's draws: position n draws from (seed, n), so a recomputed request goes on alike
     seed: int
     adapter: str = ""
     resume: Resume = Resume()
@@ -45,8 +45,8 @@ class Work(NamedTuple):
     `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
     At most `limit` of the new tokens are kept. The end of an output is found outside the engine,
     which does not read the fields from `limit` to `stops`. An engine with a prefix cache may find
-    positions computed before those; one that keeps its own books may lack room, and then does
-    nothing.
+    positions there, and then computes those that follow. One that keeps its own books may lack
+    room, and then does nothing.
     """
 
     slot: Slot
@@ -64,8 +64,8 @@ class Step(NamedTuple):
     """
 
     plan: BatchPlan | None
-    preempts: Sequence[int]  # slots whose KV goes, and that stay
-    releases: Sequence[int]  # slots that go, their text with them
+    preempts: Sequence[int]  # slots that lose their KV, and stay
+    releases: Sequence[int]  # slots that go, with their text
     loads: Sequence[Load]
     work: Sequence[Work]
     selection: Selection | None
@@ -87,18 +87,18 @@ class TurnDone(NamedTuple):
 
     @property
     def has_output(self) -> bool:
-        """The client gets something: tokens, or the end."""
+        """True if the client gets something: tokens, or the end."""
         return len(self.tokens) > 0 or self.finish is not None
 
 
 class Ran(NamedTuple):
-    """A step that is over."""
+    """The engine's report of a step."""
 
     done: Sequence[TurnDone]
     exec_s: float
     outside_s: float = 0.0  # the part of `exec_s` not spent in the model, where that is known
     drafted_s: float = 0.0  # the part in which the draft model worked, where that is known
-    shared_blocks: int = 0  # that the engine saved by sharing, afterwards
+    shared_blocks: int = 0  # KV blocks that sharing saves the engine after the step
     draft_shared_blocks: int = 0  # the same in the draft model's own KV
 
 
@@ -110,9 +110,9 @@ class Timing(NamedTuple):
     exec_s: float
     idle_s: float  # the engine waited for the plan
     outside_s: float  # the part of `exec_s` not spent in the model; 0: unknown
-    late_s: float  # of the time since it could begin, what is neither `exec_s` nor `idle_s`
-    decodes_s: float = 0.0  # of `exec_s`, where there are prefills too
-    drafts_s: float = 0.0  # of `exec_s`
+    late_s: float  # the time since the plan could begin that is neither `exec_s` nor `idle_s`
+    decodes_s: float = 0.0  # the part of `exec_s` for decodes, where there are prefills too
+    drafts_s: float = 0.0  # the part of `exec_s` for drafting
     drafted_s: float = 0.0  # the part of `exec_s` before the target's pass; 0: unknown
 
 
@@ -125,8 +125,8 @@ class Outgoing(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Everything that an iteration, or a change between iterations, leads to. All of it leaves
-    after `ack` is in the log.
+    """All messages that an iteration, or a change between iterations, leads to. They leave after
+    `ack` is in the log.
     """
 
     ack: PlanAck

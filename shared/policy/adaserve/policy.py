@@ -9,7 +9,7 @@ needs when the iteration begins (shared/policy/need.py), drafts, selects by `slo
 Where the paper leaves room, or serves less than we do (more in the files named):
 - *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so
   do we: chunks of the prompts share the pass that verifies, in order of arrival, with up to
-  `max_batch_tokens` in all. B1 stays what it is beside them.
+  `max_batch_tokens` in all. B1 stays the same beside them.
 - *Values*: D_max, width and the most requests at once are what the artifact passes for Llama-70B
   with a 1B draft; D_min follows from the budget, as its value there does; c1 and c2, which the
   authors found by grid search and did not publish, are 0.
@@ -133,7 +133,7 @@ class AdaServe:
         choice: Choice,
         grown: Tree,
     ) -> Choice:
-        """The same choice with its decodes drafting."""
+        """The same choice, with decodes that draft."""
         rows, n = decodes.rows, len(decodes.rows)
         chunks = choice.caps[n:]
         has, unsure = view.computed_tokens[rows], view.unsure_tokens[rows]

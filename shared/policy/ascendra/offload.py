@@ -11,8 +11,8 @@ Where this differs from the paper:
 - A request that even an idle HP could not serve in time is not offloaded. It would only delay
   others there.
 - A request is offloaded once. If no HP takes it, an LP serves it as it can.
-- Requests without a TTFT are never urgent; the paper has none. Their deadline is the TTLT. Past it
-  they are late as others are.
+- Requests without a TTFT are never urgent; the paper has no such requests. Their deadline is the
+  TTLT. Past it they are late like others.
 """
 
 import math

@@ -145,8 +145,8 @@ class Ascendra:
         batch = self._ended(view, batch, late, waits)
         if not len(leaving):
             return [batch]
-        # By itself: with the batch it would be told of only when that is done, and HP is not to
-        # wait for LP.
+        # A choice of its own: in the batch's choice the release would be told only when the batch
+        # is done, and HP is not to wait for LP.
         return [
             Choice(release=[(slot, "offloaded") for slot in view.slot[leaving].tolist()]),
             batch,

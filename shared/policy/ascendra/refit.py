@@ -5,15 +5,15 @@ Eq. 5: t = C1 (tM + tF) + C2 max(tM, tF) + C3 tM + C4 tF + C5, from the bytes M 
 the batch (Eq. 1-3, appendix A).
 
 Where this differs from the paper:
-- C1 cannot be told from C3 and C4, which are what it is the sum of: the fit leaves it 0.
+- C1 cannot be told from C3 and C4, since tM + tF is the sum of their terms: the fit leaves it 0.
 - A policy knows neither architecture nor hardware, so M/M_H and F/F_H are read off the profile the
-  replica began with: what weights, a cached token, a new token and a query-key pair take there. A
-  wrong scale of either is what the coefficients take up. M has no part for the queries that
+  replica began with: the time that weights, a cached token, a new token and a query-key pair take
+  there. The coefficients correct a wrong scale of either. M has no part for the queries that
   attention reads again for each block of keys (l / b in Eq. 1).
 - The squared error minimised is the relative one, no coefficient is below 0 (so that it can be
   inverted), and old batches fade.
-- Only batches with prefill teach. It is prefills that are predicted, and decodes alone would
-  outnumber them by far.
+- Only batches with prefill are learned from. The model predicts prefills, and batches of only
+  decodes would outnumber them by far.
 - Until enough has been seen, and while it is further off than the 10 % the paper states, the
   replica's own profile stands in.
 """
@@ -28,15 +28,15 @@ from shared.perf.five_coefficients import AscendraProfile
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
-# Section 5.1: five minutes of serving are enough to be within 10 %. So long batches are remembered,
-# and so exact must it be.
+# Section 5.1: five minutes of serving are enough to be within 10 %. Batches are remembered for this
+# long, and the fit must be this exact.
 MEMORY_S = 300.0
 LARGEST_ERROR = 0.1
 # Ours: batches before the first fit, seconds between fits, weight of a batch in the error.
 LEAST_BATCHES = 64
 EVERY_S = 5.0
 SMOOTHED = 0.02
-# Ours: what the profile is asked for its units with.
+# Ours: the batches for which the profile is asked, to find its units.
 CONTEXT_TOKENS, CHUNK_TOKENS, LARGE_TOKENS = 65_536, 512, 2048
 
 
@@ -61,7 +61,7 @@ def units_of(profile: Profile) -> AscendraProfile:
         base_s=0.0,
         weights_s=weights_s,
         kv_token_s=max(kv_token_s, 0.0),
-        # so many pairs a token more has the longer of the two
+        # each further token of the longer chunk has this many pairs on average
         token_s=max(tokens_s / LARGE_TOKENS - 1.5 * LARGE_TOKENS * pair_s, 0.0),
         pair_s=max(pair_s, 0.0),
     )

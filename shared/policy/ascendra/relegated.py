@@ -1,11 +1,12 @@
 """Relegated requests within a batch of Ascendra: where standard requests leave room, and nowhere
 else.
 
-They are ours: the paper drops what is too late (section 8.6). Room is what the standard requests of
-the batch leave of its requests, of its tokens, and of a quarter of the time that the tightest TBT
-among its decodes allows: a longer batch costs those that arrive during it more than it gains.
-Relegated decodes come before relegated prefills, so that what has begun ends. A request that sits
-out keeps its KV, until a standard decode would lose its own (shared/policy/chunk.py).
+Relegated requests are ours: the paper drops requests that are too late (section 8.6). Room is what
+standard requests leave of the batch's requests, of its tokens, and of a quarter of the time that
+the tightest TBT among its decodes allows: a longer batch costs requests that arrive during it more
+than it gains. Relegated decodes come before relegated prefills, so that what has begun ends. A
+request that sits out keeps its KV, until a standard decode would lose its own
+(shared/policy/chunk.py).
 """
 
 import numpy as np
@@ -37,8 +38,7 @@ def in_the_room_left(
     limit_tokens: int,
     budget_s: float,
 ) -> Choice:
-    """The batch of standard requests, with relegated ones added. It is the same where none of them
-    finds room.
+    """The batch of standard requests, with relegated ones added as far as they find room.
 
     every: all decodes. order, relegated: the prefills, standard and not, as they come. The limits
     are those of the whole batch.

@@ -1,9 +1,9 @@
 """PB*(t, n): the prefill tokens that fit into t while n decodes of each TPOT tier keep their pace
 (SLOs-Serve Eq. 2 and 3), as a rate.
 
-Without a draft, by the batches of Algorithm 2: each as long as the tightest TPOT among the decodes,
-each decode runs in as many of them as its own TPOT asks, and the rest is prefill. With a draft, by
-the lengths of appendix D, where that gives more. All decodes have the mean context.
+Without a draft, batches follow Algorithm 2: each is as long as the tightest TPOT among the decodes,
+each decode runs in as many batches as its own TPOT asks, and the rest is prefill. With a draft,
+they have the lengths of appendix D where these give more. All decodes have the mean context.
 """
 
 from collections.abc import Sequence

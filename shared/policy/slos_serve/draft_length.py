@@ -85,7 +85,7 @@ class Acceptance:
             self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)
 
     def forget(self, iterations: int) -> None:
-        """So many had decodes, none of which drafted."""
+        """This many iterations had decodes, none of which drafted."""
         self._plain += iterations
         if self._plain >= AGAIN and self.alpha < LOW:
             self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA

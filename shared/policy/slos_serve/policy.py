@@ -125,8 +125,8 @@ class SlosServe:
         return answers
 
     def _served(self, view: View, offers: Sequence[Offer]) -> tuple[Sequence[bool], float | None]:
-        """[offers] the offers that are taken, and the seconds until the present prefills can have
-        ended, where there is time for any.
+        """[offers] True for each offer that is taken; and the seconds until the present prefills
+        can have ended, None where there is no time for any.
         """
         rows = view.standard.nonzero()[0]
         held = demand.of_rows(view, rows, self._lengths, self._prices)

@@ -1,8 +1,8 @@
 """The output lengths of finished requests, by ranges of prompt length and of max_tokens (SOLA
 section 4.3, items 3 and 4).
 
-Where the paper leaves room: the ranges are powers of two, what is predicted is the mean of those
-that were longer than the request already is, and a class with too few ends takes the ends of all.
+Where the paper leaves room: the ranges are powers of two, the prediction is the mean of the outputs
+that were longer than the request's already is, and a class with too few ends takes those of all.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from shared.policy.seam import Ended, Floats
 
 # A distribution of fewer ends than this says nothing.
 MIN_ENDS = 10
-# At so many ends all that a class has seen counts half: what is old fades.
+# At this many ends all earlier ends of a class count half, so that old ones fade.
 FADE_ENDS = 2000
-# Outputs are told apart by so many tokens, and beyond the last bin not at all.
+# The width of a bin of outputs; outputs beyond the last bin count as one length.
 BIN_TOKENS = 16
 BINS = 512
 CLASSES = 32  # powers of two that an int32 has
@@ -23,7 +23,7 @@ ALL = 0  # the row of every end, whatever its class
 
 
 class LengthDistributions:
-    """For each class and length, the outputs that were at least so long, and their tokens."""
+    """For each class and length, the outputs that were at least that long, and their tokens."""
 
     def __init__(self) -> None:
         # the row of each class, [prompt class, max_tokens class]; ALL: not seen yet
