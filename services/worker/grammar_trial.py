@@ -46,7 +46,7 @@ Try = Callable[[Structured], str]
 class What(msgspec.Struct, frozen=True):
     """The compiler of an engine."""
 
-    compiler: str  # of CPU_S
+    compiler: str  # a key of CPU_S
     folder: str  # of the model
     vocabulary: int
     ends: list[int]

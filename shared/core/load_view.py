@@ -1,6 +1,6 @@
-"""Replicas as routers see them: their planners' digests, less what was placed there since, without
-which an old digest would mislead. A digest's age counts from its arrival here, as clocks differ; a
-planner's own instants only order its digests.
+"""Replicas as routers see them: each planner's newest digest (its load and room), less what was
+placed there since, which that digest does not show yet. A digest's age counts from its arrival
+here, as clocks differ; a planner's own instants only order its digests.
 """
 
 from bisect import bisect_left, insort

@@ -1,4 +1,4 @@
-"""Profiles that add terms for prefills and decodes to a curve over tokens; forms.py makes them."""
+"""Profiles (the seconds of a batch) that add terms to a curve over tokens; forms.py makes them."""
 
 from dataclasses import dataclass
 

@@ -19,7 +19,7 @@ OTHERS = "*"  # the name of the limits for each tenant that has no entry of its 
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one tenant. Without any it has none."""
+    """The limits of one tenant. An entry that sets none leaves it unlimited."""
 
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Its share beside tenants whose requests are equally important."""

@@ -1,4 +1,4 @@
-"""Tells clients of refusals, counts them, and publishes them to whoever watches the fleet."""
+"""Tells clients of refusals, counts them, and tells watchers of those for want of room."""
 
 import asyncio
 from collections import Counter

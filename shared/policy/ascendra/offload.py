@@ -1,4 +1,5 @@
-"""Offloading from an LP instance of Ascendra to HP (section 5.3).
+"""Offloading of late requests from a replica for throughput (LP, low priority) to one for urgent
+requests (HP, high priority): Ascendra, section 5.3.
 
 A request is urgent once the time to its TTFT deadline is less than the worst case at HP: a batch of
 the maximum number of tokens that has just begun there, and the request's own prefill after that.

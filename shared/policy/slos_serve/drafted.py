@@ -1,7 +1,8 @@
 """Batches whose decodes speculate: SLOs-Serve's section 3.2.3 and appendix D.
 
-Batches are as long as the lengths of the tiers allow (draft_length.py). All standard
-decodes run in each batch and verify as many tokens as their TPOT then asks for. A decode that has
+A batch may take as long as the draft lengths of the tiers allow (draft_length.py has both, and
+`Acc`, the tokens expected of a length). All standard decodes run in each batch and verify as many
+tokens as their TPOT then asks for. A decode that has
 fallen behind has a tighter TPOT until it has caught up. Such batches are planned one at a time,
 since the number of tokens from a batch is known only when it is over.
 

@@ -1,4 +1,4 @@
-"""The work in the pool, and the room for more."""
+"""The wait of a request in the pool of best-effort ones, and whether the pool takes one more."""
 
 from hypothesis import given
 from hypothesis import strategies as st

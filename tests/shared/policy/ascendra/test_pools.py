@@ -1,4 +1,6 @@
-"""Ascendra's pools in a fleet in virtual time."""
+"""Ascendra in the simulator: replicas for throughput (LP) offload late requests to those for urgent
+ones (HP), which take more once nothing waits there.
+"""
 
 from collections.abc import Mapping, Sequence
 
