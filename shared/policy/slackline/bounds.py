@@ -32,7 +32,7 @@ DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 LAST = DEFINITIONS.index(Definition.TTLT)
 
-LOOSE_S = 0.2  # no pace is looser, so that no request holds KV for ever
+LOOSE_S = 0.2  # no pace is looser, so that no request holds KV for long
 FAR_S = 3600.0  # a prefill without any deadline is due so long after its arrival
 STEP_MARGIN = 1.2  # iterations may be so much longer than lately while an output is made
 RESERVE = 0.65  # of a TTLT, the most that is kept for the longest output expected
