@@ -1,5 +1,5 @@
-"""The published forms of a curve over tokens plus attention terms: their coefficients in seconds,
-as profile files hold them.
+"""Published formulas of an iteration's duration: a curve over the batch's tokens plus terms for
+attention. Coefficients are in seconds, as profile files hold them.
 
 Symbols: T tokens of the batch; P, D 1 when it has any prefill or decode; per prefill chunk l_in new
 tokens on l_has cached ones; n decodes with ctx cached tokens in all, and the drafts that they

@@ -1,5 +1,5 @@
-"""Slackline's own policy: every bound is an instant and a pace, one price list, one rule for who
-gives way over time and KV, one period of passes. docs/slackline.md explains it with examples.
+"""Slackline's own policy. Every bound becomes an instant and a pace; one rule says who gives way
+where time or KV is short; decodes run once in each period. docs/slackline.md has examples.
 
 The view holds what is known of requests. Learned are output lengths, the duration of iterations,
 and how many drafts are accepted.

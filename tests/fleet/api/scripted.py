@@ -1,4 +1,6 @@
-"""The words of a scripted fleet's engine about the weather, and the OpenAI client of a fleet."""
+"""The script by which the API tests' engine answers questions about the weather, and an OpenAI
+client for a fleet.
+"""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Room that tenants share, and their line."""
+"""A limit that tenants share by weight, and the queue in which their work waits for its turn."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Digests and offers made by hand."""
+"""Makes digests (the state of replicas, as routers see it) and offers for the routing tests."""
 
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, Slo

@@ -1,4 +1,6 @@
-"""The books run ahead of what the worker has told: launches, leaps, the KV of the draft model."""
+"""The predicted replica: the request table as it will be once the plans in flight are done, after
+launches and leaps, and with the draft model's KV.
+"""
 
 import math
 
