@@ -20,14 +20,16 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     keys: str = ""
     """A file of keys, which `slackline key` makes. With it every request needs one."""
     without_keys: bool = False
-    """Serves another address than loopback without keys: for a port published on loopback."""
+    """Serves another address than loopback without keys: for a port published on loopback. The
+    console is open to a browser that names a loopback address.
+    """
     cors_origins: list[str] = []
     """Origins of web pages whose scripts may use the API, such as `https://chat.example.com`; `*`:
     all of them.
     """
     console_keys: str = ""
-    """A file of keys, likewise, of those who may see the console. It is open on loopback where
-    HTTP has no keys and `without_keys` is not set, and off elsewhere.
+    """A file of keys, likewise, of those who may see the console. Without it the console is open
+    on loopback where HTTP has no keys, and off elsewhere.
     """
     tls_cert: str = ""
     """A file with the certificate and those that sign it, in PEM; empty: no TLS."""

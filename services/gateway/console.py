@@ -1,9 +1,9 @@
-"""Serves `/console`: the fleet at work, for its operators. While the page asks for pictures the
-gateway listens to the fleet.
+"""Serves `/console`: the fleet at work, for its operators, and a box to try a prompt in. While the
+page asks for pictures the gateway listens to the fleet.
 
 The console shows every tenant's requests, never their text. With `console_keys` it wants one of
-those keys. Without, it is open on loopback only, and to a browser that names the host so, which a
-page of another site cannot bring about. Elsewhere the console is off.
+those keys. Without, and where callers need no keys either, it is open to a browser that names a
+loopback address, which a page of another site cannot bring about. Elsewhere the console is off.
 """
 
 import asyncio
@@ -16,12 +16,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from services.gateway.config import GatewayConfig, is_loopback
+from services.gateway.config import is_loopback
 from services.gateway.http.envelope import Problem, Rejected
 from services.gateway.http.json_bytes import encode
 from shared import subjects
@@ -38,16 +37,15 @@ from shared.vocabulary import RequestKey
 
 UNWATCHED_S = 10.0  # after the last question for a picture the gateway listens no more
 WHY_S = 3.0  # the longest wait for a reason
-PAGE = Path(__file__).with_name("console.html")
+PAGES = {"/console": "console.html", "/console/try": "try.html"}
 REALM = 'Basic realm="slackline console", charset="UTF-8"'
 INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 PROXIED = ("forwarded", "x-forwarded-for", "via")
 
 OFF = Problem(
     status=404,
-    message="the console is off: it shows all tenants, so beside keys, or on another address than "
-    "loopback, it wants keys of its own (SLACKLINE_GATEWAY_CONSOLE_KEYS=FILE, made by "
-    "`slackline key NAME FILE`)",
+    message="the console is off: it shows all tenants, so beside keys it wants keys of its own "
+    "(SLACKLINE_GATEWAY_CONSOLE_KEYS=FILE, made by `slackline key NAME FILE`)",
     code="not_found",
 )
 WRONG_HOST = Problem(
@@ -75,7 +73,6 @@ class Console:
 
     def __init__(
         self,
-        cfg: GatewayConfig,
         rules: Rules,
         bus: Bus,
         clock: Clock,
@@ -83,10 +80,13 @@ class Console:
         keys: HttpKeys | None,
     ) -> None:
         """`keys`: the keys of `console_keys`; None where there are none."""
-        self._cfg, self._rules, self._bus, self._clock, self._tasks = cfg, rules, bus, clock, tasks
+        self._rules, self._bus, self._clock, self._tasks = rules, bus, clock, tasks
         self._keys = keys
-        page = PAGE.read_text(encoding="utf-8")
-        self._page, self._policy = page.encode(), _policy(page)
+        texts = {
+            path: Path(__file__).with_name(name).read_text(encoding="utf-8")
+            for path, name in PAGES.items()
+        }
+        self._pages = {path: (text.encode(), _policy(text)) for path, text in texts.items()}
         self._asked_unix_s = 0.0
         self._listening: asyncio.Task[None] | None = None
         self._collector: asyncio.Future[Collector] | None = None
@@ -94,27 +94,26 @@ class Console:
     def routes(self) -> list[Route]:
         return [
             Route("/", self.front, methods=["GET"]),
-            Route("/console", self.page, methods=["GET"]),
+            *(Route(path, self.page, methods=["GET"]) for path in PAGES),
             Route("/console/picture", self.picture, methods=["GET"]),
             Route("/console/request", self.life, methods=["GET"]),
             Route("/console/why", self.why, methods=["GET"]),
         ]
 
     async def front(self, _: Request) -> Response:
-        """Lead from `/` to the page. Raises HTTPException where the console is off."""
-        if self._off:
-            raise HTTPException(404)
-        return RedirectResponse("/console")
+        """Lead from `/` to the console; where it is off, to what there is to call."""
+        return RedirectResponse("/openapi.json" if self._off else "/console")
 
     async def page(self, request: Request) -> Response:
         self._permit(request)
+        page, policy = self._pages[request.url.path]
         headers = {
-            "content-security-policy": self._policy,
+            "content-security-policy": policy,
             "cache-control": "no-cache",
             "referrer-policy": "no-referrer",
             "x-content-type-options": "nosniff",
         }
-        return Response(self._page, media_type="text/html; charset=utf-8", headers=headers)
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
     async def picture(self, request: Request) -> Response:
         """The fleet now; `since` leaves out the iterations up to that number."""
@@ -186,7 +185,7 @@ class Console:
 
     @property
     def _off(self) -> bool:
-        return self._keys is None and (self._rules.keys is not None or self._cfg.without_keys)
+        return self._keys is None and self._rules.keys is not None
 
     def _permit(self, request: Request) -> None:
         """Raises Rejected unless this client may see the fleet."""

@@ -129,7 +129,7 @@ async def serve(
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
         times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
         timing = tasks.create_task(time.keep(), name="gateway.time")
-        console = Console(cfg, rules, bus, clock, tasks, console_keys)
+        console = Console(rules, bus, clock, tasks, console_keys)
         meter = gen_ai or GenAi()
         stored = Stored(bus.batches, bus.files)
         gateway = Gateway(

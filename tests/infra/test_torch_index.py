@@ -18,7 +18,7 @@ if [ "$3" = config ]; then cat "$(dirname "$0")/pip.conf"; else echo "$@"; fi
 
 
 def installs(folder: Path, *, pip: str = "", gpu: bool = False, **environment: str) -> str:
-    """What pip is asked for on a machine with pip configured so, and with or without a GPU."""
+    """The request that pip hears, on a machine with pip configured so and with or without GPU."""
     (folder / "pip.conf").write_text(pip)
     driver = "#!/bin/sh\nexit 0\n" if gpu else "#!/bin/sh\nexit 9\n"
     for name, text in (("python", PYTHON), ("nvidia-smi", driver)):

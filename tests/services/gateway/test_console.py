@@ -17,7 +17,7 @@ from tests.services.gateway.http.test_guard import keys_in
 from tests.services.gateway.site import WITHIN_S, Site, site, until
 from tests.shared.console.heard import ended
 
-PATHS = ("/console", "/console/picture", "/console/request?key=a.b")
+PATHS = ("/console", "/console/try", "/console/picture", "/console/request?key=a.b")
 
 
 async def statuses(http: httpx.AsyncClient, **headers: str) -> set[int]:
@@ -76,12 +76,17 @@ async def test_beside_keys_it_is_off_and_no_tenants_key_opens_it(
         for headers in ({}, {"authorization": f"Bearer {key}"}):
             assert await statuses(http, **headers) == {404}
         assert "CONSOLE_KEYS" in (await http.get("/console")).json()["error"]["message"]
+        front = await http.get("/", follow_redirects=True)  # leads to what can be called
+        assert "/v1/chat/completions" in front.json()["paths"]
 
 
-async def test_where_everybody_is_served_without_keys_it_is_off(nats_url: str) -> None:
+async def test_where_everybody_is_served_without_keys_a_browser_on_the_machine_may_look(
+    nats_url: str,
+) -> None:
     async with site(nats_url, without_keys=True) as at, at.http() as http:
-        assert await statuses(http) == {404}
-        assert (await http.get("/")).status_code == 404
+        assert await statuses(http) == {200, 404}
+        for stranger in ({"host": "10.0.0.7"}, {"host": "localhost", "via": "1.1 proxy"}):
+            assert await statuses(http, **stranger) == {403}
 
 
 async def test_with_console_keys_it_wants_one_of_them(nats_url: str, tmp_path: Path) -> None:
@@ -111,16 +116,17 @@ async def test_with_console_keys_it_wants_one_of_them(nats_url: str, tmp_path: P
 
 async def test_the_page_may_run_nothing_but_itself(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        page = await http.get("/console")
-    policy = dict(
-        part.strip().partition(" ")[::2]
-        for part in page.headers["content-security-policy"].split(";")
-    )
-    assert policy["default-src"] == "'none'"
-    assert policy["connect-src"] == "'self'"
-    assert policy["frame-ancestors"] == "'none'"
-    assert policy["script-src"].startswith("'sha256-") and "unsafe" not in str(policy)
-    assert "//" not in page.text.replace("// ", "").replace("http://www.w3.org", "")
+        pages = [await http.get(path) for path in console.PAGES]
+    for page in pages:
+        policy = dict(
+            part.strip().partition(" ")[::2]
+            for part in page.headers["content-security-policy"].split(";")
+        )
+        assert policy["default-src"] == "'none'"
+        assert policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"].startswith("'sha256-") and "unsafe" not in str(policy)
+        assert "//" not in page.text.replace("// ", "").replace("http://www.w3.org", "")
 
 
 async def picture_of(at: Site) -> Picture:

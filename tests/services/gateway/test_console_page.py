@@ -204,3 +204,27 @@ async def test_on_a_phone_nothing_is_cut_off(nats_url: str) -> None:
         await page.click("#list tbody tr")
         await page.until("document.querySelector('#life').open")
         assert await page.evaluate(wide) <= 390
+
+
+async def test_a_prompt_is_tried_in_a_tier_and_its_tokens_are_shown_with_their_deadlines(
+    nats_url: str,
+) -> None:
+    async with site(nats_url) as at, chromium() as browser:
+        page = await browser.page(at.url + "/console/try")
+        await page.until("document.querySelectorAll('#tier option').length >= 4")
+        await page.evaluate("$('#tier').value = 'interactive'; choose()")
+        assert "first token 500 ms, then one every 30 ms (cumulative" in await page.text("#owed")
+        await page.evaluate("$('#prompt').value = 'say something'; $('#most').value = 7")
+        await page.click("#send")
+        await page.until("document.querySelector('#now').innerText.includes('First token')")
+        titles = await page.evaluate("[...$('#answer').children].map(token => token.title)")
+        assert titles[-1].startswith("token 7 after ")
+        assert titles[-1].endswith(", due after 680 ms")  # 500 ms and six times 30
+        assert len(at.fleet.asked) == 1
+        assert set(at.fleet.tiers.values()) == {"interactive"}
+        await page.evaluate("$('#prompt').value = 'refuse saturated'")
+        await page.click("#send")
+        await page.until("document.querySelector('#now').className === 'bad'")
+        assert await page.evaluate("!$('#send').disabled")
+        # a request that is refused is an error of the network to the browser, and nothing else is
+        assert all("status of " in error for error in page.errors)
