@@ -1,4 +1,4 @@
-"""python -m services.admission"""
+"""Runs an admission process: python -m services.admission"""
 
 from services.admission.config import AdmissionConfig
 from services.admission.service import Admission

@@ -1,4 +1,4 @@
-"""The settings of admission: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
+"""The settings of an admission process: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
 
 from shared.policy import registry
 from shared.process.configuration import Connected, Constant

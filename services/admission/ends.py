@@ -1,4 +1,4 @@
-"""Handles the ends of attempts, which workers report."""
+"""Handles workers' reports that an attempt, a request's stay at one replica, has ended."""
 
 from collections.abc import Callable
 

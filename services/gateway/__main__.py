@@ -1,4 +1,4 @@
-"""python -m services.gateway"""
+"""Runs a gateway: python -m services.gateway"""
 
 import socket
 

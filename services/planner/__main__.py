@@ -1,4 +1,4 @@
-"""python -m services.planner"""
+"""Runs a planner process: python -m services.planner"""
 
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner

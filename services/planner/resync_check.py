@@ -1,4 +1,4 @@
-"""Checks that a planner can keep books of all that a worker reports in a resync."""
+"""Checks what a worker reports in a resync: a planner must be able to enter all of it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""python -m services.relegation"""
+"""Runs a relegation process: python -m services.relegation"""
 
 from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation

@@ -1,4 +1,4 @@
-"""The settings of relegation: section `relegation`, or SLACKLINE_RELEGATION_<FIELD>."""
+"""The settings of a relegation process: section `relegation`, or SLACKLINE_RELEGATION_<FIELD>."""
 
 from shared.process.configuration import Connected, Constant
 

@@ -1,4 +1,4 @@
-"""python -m services.worker"""
+"""Runs a worker: python -m services.worker"""
 
 from services.worker.config import WorkerConfig
 from services.worker.engine_process import engine_process

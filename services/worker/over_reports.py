@@ -1,4 +1,4 @@
-"""Reports the ends of attempts, once their acks are in the log, until an admission has them."""
+"""Reports to admission that attempts have ended, once the log has their acks, until it answers."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Answers a planner that begins anew with all that the worker holds, page by page."""
+"""Answers a planner that takes over the replica (a resync): all that the worker holds, in pages."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Runners run steps: on a thread beside the event loop, or in a process (engine_process.py)."""
+"""Runs an engine's iterations: on a thread of this process, or in a child (engine_process.py)."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,7 @@
-"""`make chaos`: every fault on a fleet with one broker and on one with three; ten minutes.
+"""Runs `make chaos`: every fault on a fleet with one broker and on one with three; ten minutes.
 
-Prints a line for each, and writes timelines and the table to out/chaos.
-`--only TEXT` does the faults whose name has this text; `--seed` draws the load.
+Prints a line for each, and writes timelines and the table to out/chaos. `--only TEXT` does the
+faults whose name has this text; `--seed` draws the load.
 """
 
 import argparse

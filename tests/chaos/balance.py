@@ -1,4 +1,4 @@
-"""The books of a fleet after a fault: nothing is lost, doubled or left over."""
+"""Checks a fleet after a fault: no request, process or lease is lost, doubled or left over."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""Three nats-servers that are one cluster. Everything between them, and between them and the
-services, goes over lines (tests/chaos/lines.py), so that a broker can be cut off.
+"""Starts three nats-servers as one cluster. Everything between them, and between them and the
+services, goes over proxies (tests/chaos/lines.py), so that a broker can be cut off.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FORM_S = 60.0
 async def three_brokers(
     folder: Path, lines: Lines, replicas: Sequence[str]
 ) -> AsyncIterator[tuple[str, list[Child]]]:
-    """The address of a cluster with all streams of a fleet of these replicas, and its processes."""
+    """A cluster with the streams of a fleet of these replicas: its address, and its processes."""
     ports = [free_port() for _ in range(COPIES)]
     routes = [free_port() for _ in range(COPIES)]
     known = [await lines.add(port) for port in routes]

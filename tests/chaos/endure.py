@@ -1,4 +1,4 @@
-"""One fault on a fleet under load: what clients received of it, and whether the books balance."""
+"""Does one fault to a fleet under load, checks the fleet, and tells what clients saw of it."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ async def on_three_brokers(folder: Path) -> AsyncIterator[Arena]:
 async def endure(
     arena: Arena, name: str, act: Act, seed: int, *, n: int, during_s: float, out: Path
 ) -> Outcome:
-    """Do the fault half-way through a load, wait until all have ended, and check the books.
+    """Do the fault half-way through a load, wait until all have ended, and check the fleet.
 
     Writes the timeline to `out`, also where a check fails. Raises AssertionError.
     """

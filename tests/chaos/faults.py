@@ -1,4 +1,4 @@
-"""The faults, by name. Each is done to a fleet under load, and undone where it must be."""
+"""The faults of `make chaos`, by name: each is done to a fleet under load, undone where needed."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ THREE = ("broker-1", "broker-2", "broker-3")
 
 @dataclass
 class Arena:
-    """A fleet under attack."""
+    """A fleet under attack: its processes, its brokers, and the lines between them."""
 
     fleet: Fleet
     lines: Lines

@@ -1,4 +1,4 @@
-"""TCP lines that can be held, slowed and cut: the network between the processes of a fleet.
+"""TCP proxies that hold, slow and cut what passes: the network between the processes of a fleet.
 
 A line listens on a port of its own and passes everything on to one server. It knows the process at
 the other end of each connection from the kernel, so a fault can be that of one process. While a

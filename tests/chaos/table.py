@@ -1,4 +1,4 @@
-"""The table that `make chaos` makes."""
+"""Writes the table of results of `make chaos`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

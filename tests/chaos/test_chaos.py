@@ -1,4 +1,4 @@
-"""A minute of `make chaos`: after each fault the books of a real fleet balance."""
+"""Tests of a real fleet with some faults of `make chaos`: afterwards nothing is lost or doubled."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The environment of `make test-clients`, and commands in it."""
+"""Runs commands in the environment of `make test-clients`, which has OpenAI's and other clients."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 async def run(
     command: Sequence[str | Path], more: Mapping[str, str] | None = None, folder: Path = ROOT
 ) -> str:
-    """The output of a command that ends well; its output is the message of the failure else."""
+    """The output of a command. Raises AssertionError with the output if the command fails."""
     path = (
         f"{FOLDER / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     )

@@ -1,6 +1,4 @@
-"""The packages that users have, each in the environment of `make test-clients`, against a fleet of
-real processes whose engine replays a script.
-"""
+"""Tests of a fleet by packages that users have: langchain-openai, litellm, openai and others."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Every example of docs/point-your-app-here.md, as it stands, against a fleet of real processes."""
+"""Tests of the examples in docs/point-your-app-here.md: each runs as it stands, on a real fleet."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def test_the_page_has_an_example_for_each_client() -> None:
 
 
 def test_the_environment_is_that_of_the_pins() -> None:
-    """A package that was left behind by older pins would be tried in place of the pinned one."""
+    """A package left behind by older pins would be tried in place of the pinned one."""
     pins = (ROOT / "infra" / "clients" / "requirements.txt").read_text()
     wanted = dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", pins, re.MULTILINE))
     listed = subprocess.run(

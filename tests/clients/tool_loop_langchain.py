@@ -1,4 +1,4 @@
-"""langchain-openai calls tools of a model behind the gateway: BASE_URL MODEL."""
+"""A client for test_clients.py: langchain-openai calls tools. Arguments: BASE_URL MODEL."""
 
 import sys
 from typing import Any
@@ -17,7 +17,7 @@ def temperature(city: str) -> str:
 
 
 def loop(model: Any, *, streamed: bool) -> str:
-    """Ask, call, and ask again until there is an answer."""
+    """Ask, call the tools, and ask again until there is an answer."""
     with_tools = model.bind_tools([temperature])
     messages: list[Any] = [HumanMessage("How warm is it in Oslo and Rome?")]
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""litellm calls tools of a model behind the gateway: BASE_URL MODEL."""
+"""A client for test_clients.py: litellm calls tools. Arguments: BASE_URL MODEL."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ TO: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key
 
 
 def loop(*, streamed: bool) -> str:
-    """Ask, call, and ask again until there is an answer."""
+    """Ask, call the tools, and ask again until there is an answer."""
     messages: list[Any] = [{"role": "user", "content": "How warm is it in Oslo and Rome?"}]
     asked: dict[str, Any] = {**TO, "tools": [{"type": "function", "function": FUNCTION}]}
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""The openai package calls tools of a model behind the gateway, by both of its APIs: BASE_URL
-MODEL. It is the release that langchain-openai and litellm ask for; the tests of the fleet have the
-newest.
+"""A client for test_clients.py: the openai package calls tools, by both of its APIs. Arguments:
+BASE_URL MODEL. Its release is the one that langchain-openai and litellm ask for; the tests of the
+fleet have the newest.
 """
 
 import json

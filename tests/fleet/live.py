@@ -1,6 +1,4 @@
-"""Helpers to test a real fleet: many requests at once, every event sent about them, and the log's
-own account.
-"""
+"""Helpers for tests of a real fleet: send many requests, keep every event, compare with the log."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Questions to the kernel about processes."""
+"""Asks the kernel about processes, for tests of fleets: children, ends, and owners of ports."""
 
 import contextlib
 import os

@@ -1,6 +1,4 @@
-"""A live fleet drafts on real tokens: under `adaserve` the shipped pair answers as without, also
-where a worker is killed in the middle.
-"""
+"""Tests of a live fleet under `adaserve` with a draft model: outputs are those without drafts."""
 
 import asyncio
 import re
@@ -31,6 +29,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 def without_drafts(output: int, *, ignore_eos: bool = False) -> list[str]:
+    """The texts that the model answers in one engine, without a draft model."""
     from services.worker.engines.torch.engine import TorchEngine
 
     folder = shipped.folder(shipped.DEFAULT)

@@ -1,4 +1,4 @@
-"""A fleet of real processes on a real nats-server: answering, refusing, cancelling."""
+"""Tests of a fleet of real processes on a real nats-server: it answers, refuses and cancels."""
 
 import asyncio
 import json
@@ -182,7 +182,7 @@ async def refused(raw: Any, subject: str, payload: bytes) -> dict[str, Any]:
 async def test_a_worker_does_not_say_what_became_of_an_attempt_of_its_former_life(
     fleet: Fleet,
 ) -> None:
-    """It would answer that it never had the attempt, and tokens that a client has would be lost."""
+    """It would say that it never had the attempt, and tokens that a client has would be lost."""
     key = request_key("default", f"former-{SEED}")
     former = Withdraw(key=key, attempt=1, incarnation="former")
     async with client_of(fleet) as (bus, _, _wire):

@@ -1,5 +1,5 @@
-"""The simulator is honest: a live fleet of sim engines and `simulate(..., Latency.live())` keep as
-many SLOs on the same arrivals.
+"""Tests of the simulator against a live fleet of sim engines: `simulate(..., Latency.live())` keeps
+as many SLOs on the same arrivals.
 
 Attainment is counted by the server's own verdicts. Requests go round robin here, or in the order of
 the paper if that is part of the policy: the default router breaks ties by chance, which alone moves

@@ -1,4 +1,4 @@
-"""Fleets of real processes begin, end, and say what went wrong."""
+"""Tests of `slackline up`: how a fleet of real processes starts, ends, and says what went wrong."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def started(*options: str) -> tuple[asyncio.subprocess.Process, list[str],
 async def ended(
     process: asyncio.subprocess.Process, pids: list[int], lines: list[str] | None = None
 ) -> None:
-    """It ends in order; no process and, without --store, no log is left."""
+    """Wait for the end, in order: no process and, without --store, no log is left."""
     assert await process.wait() == 0
     assert [pid for pid in pids if not gone(pid)] == []
     assert log_files(lines or []) == []

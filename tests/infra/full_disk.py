@@ -1,4 +1,4 @@
-"""A small disk that fills and has room again. It needs the right to mount, as root has."""
+"""A small disk for tests, to fill and clear. It needs the right to mount, as root has."""
 
 import subprocess
 from collections.abc import Iterator

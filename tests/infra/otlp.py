@@ -1,5 +1,6 @@
-"""A receiver of OTLP over HTTP, in place of the collector, which cannot be had as a package. It
-keeps what it is sent, and counts spans as the collector's spanmetrics connector is configured to.
+"""A receiver of OpenTelemetry data (OTLP over HTTP) for tests, in place of the collector, which no
+package has. It keeps what it is sent, and counts spans as the collector's spanmetrics connector is
+configured to.
 
 What this shows: that the services' spans reach a receiver over the real protocol, and that the
 queries of the board *Traces* fit the names and labels that the connector documents. What it does

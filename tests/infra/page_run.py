@@ -1,4 +1,4 @@
-"""Commands of a page, run as a reader would."""
+"""Runs the commands of a page in docs/ as a reader would, for tests of these pages."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def blocks(page: str, heading: str) -> list[str]:
 
 
 class PageRun:
-    """A reader in the checkout, with this environment."""
+    """A reader of a page in the root of the checkout, with this environment."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment

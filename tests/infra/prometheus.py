@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine, with the rules that are shipped."""
+"""Runs a real Prometheus with the alert rules that are shipped, for tests of boards and alerts."""
 
 import asyncio
 import shutil

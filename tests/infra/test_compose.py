@@ -1,6 +1,4 @@
-"""The compose file starts the fleet that it describes: each service knows every variable set for
-it.
-"""
+"""Tests of the compose file, read and not run: each service gets settings that it knows."""
 
 import importlib
 import shlex

@@ -1,4 +1,4 @@
-"""The compose file for real, with podman: up, healthy, a streamed answer, a service killed and
+"""Tests of the compose file, run by podman: up, healthy, a streamed answer, a service killed and
 back, metrics and traces in Prometheus, down. Skipped where there is no podman.
 
 It takes minutes, since it builds the image. Grafana and Jaeger are left out: no package has them.

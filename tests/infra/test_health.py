@@ -1,4 +1,4 @@
-"""The container health check, against a real NATS server."""
+"""Tests of the containers' health check (infra/health.py) against a real NATS server."""
 
 import asyncio
 import os

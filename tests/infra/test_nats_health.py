@@ -1,4 +1,4 @@
-"""The health check of the NATS container, against a real server on a disk that fills."""
+"""Tests of the NATS container's health check, against a real server on a disk that fills."""
 
 import asyncio
 import contextlib

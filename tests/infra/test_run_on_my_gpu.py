@@ -1,6 +1,4 @@
-"""The page docs/run-on-my-gpu.md, done as it says, on the GPU if there is one and else on the CPU,
-with the shipped model in place of the reader's.
-"""
+"""Runs docs/run-on-my-gpu.md as it says, with the shipped model, on the GPU or else on the CPU."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The page docs/watch-it.md, done as it says: a fleet, a Prometheus, a load, and the answers. Ports
-and folders are others, since the machine may have them in use.
-"""
+"""Runs docs/watch-it.md as it says, on other ports: a fleet, a Prometheus, a load, its answers."""
 
 import os
 import time

@@ -1,5 +1,5 @@
-"""The queries of vLLM's own Grafana board: each metric, and how the board reads it. The metrics of
-its board of 2025 and of the one before, which had `time_per_output_token`.
+"""The queries of vLLM's own Grafana board, which must work on our metrics (test_boards.py): those
+of its board of 2025 and of the one before, which had `time_per_output_token`.
 
 `vllm:num_requests_swapped` of vLLM's first engine is left out: nothing is swapped here, nor in
 vLLM's present engine.

@@ -21,7 +21,7 @@ LOG_CACHE_S = 0.3
 
 
 class Replays:
-    """Answers of one admission instance to Attach. They share the stories read from the logs."""
+    """Answers of one admission instance to Attach. They share what was read from the logs."""
 
     def __init__(self, bus: Bus, records: Records, clock: Clock) -> None:
         self._bus, self._records, self._clock = bus, records, clock
@@ -71,7 +71,7 @@ class Replays:
         return await self._records.output(record)
 
     async def _read(self, replica: ReplicaId) -> acklog.Stories:
-        """A replica's stories, read at most every LOG_CACHE_S: clients often attach together."""
+        """All attempts in a replica's log, read at most every LOG_CACHE_S for all who attach."""
         async with self._locks.setdefault(replica, asyncio.Lock()):
             read_unix_s, stories = self._stories.get(replica, (0.0, {}))
             if self._clock.unix_s() - read_unix_s > LOG_CACHE_S:

@@ -1,4 +1,4 @@
-"""Tells which replicas, models and LoRA adapters live, by the digests of their planners."""
+"""Tells which replicas, models and LoRA adapters live, by the digests that planners publish."""
 
 from msgspec import UNSET, Struct, UnsetType, field
 

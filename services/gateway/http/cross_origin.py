@@ -1,4 +1,4 @@
-"""Lets the scripts of other web pages ask (CORS), where the configuration names their origins."""
+"""Lets scripts of other web pages call the API (CORS), if the configuration names their origin."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send

@@ -1,4 +1,4 @@
-"""Limits each of many waits of a task by one timer: one for each would take 6 us, twice a token."""
+"""Limits each of a task's waits by one timer; a timer for each would take 6 us, twice a token."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The ack of one iteration, gathered entry by entry and written as columns at the end."""
+"""Builds the ack of one iteration: gathers it entry by entry, and writes columns at the end."""
 
 from shared.columns import pack
 from shared.core.worker.step import Step, Timing, TurnDone

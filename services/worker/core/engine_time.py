@@ -1,4 +1,4 @@
-"""The engine's time: its totals, for heartbeats, and one iteration's seconds by their causes."""
+"""Counts the engine's time: totals for heartbeats, and one iteration's seconds by their causes."""
 
 from dataclasses import dataclass
 

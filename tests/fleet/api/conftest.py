@@ -1,4 +1,4 @@
-"""Fleets for OpenAI's client: one whose engine replays a script, and one with a small model."""
+"""Fixtures of the API tests: a fleet whose engine replays a script, and one with a small model."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
-"""`make screenshots`: the pictures of the console in docs/, of a fleet of simulated engines under
-load; three minutes.
+"""Takes the pictures of the console in docs/ (`make screenshots`), of a fleet of simulated engines
+under load; three minutes.
 
     python -m tests.fleet.api.console_screenshots [--out docs]
 """
@@ -73,7 +73,7 @@ async def shoot(url: str, out: Path) -> None:
 
 
 async def open_a_long_life(page: Page) -> None:
-    """Open a request of which the beginning was heard, and that has made some tokens."""
+    """Open a request whose beginning was heard and that has made some tokens."""
     await page.until(
         "(() => { const found = picture.requests.find(r => r[R.phase] === 'decode' && !r[R.best]"
         "&& r[R.tier] === 'interactive' && r[R.made] > 60 && r[R.made] < 160);"

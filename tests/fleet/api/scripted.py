@@ -1,5 +1,5 @@
-"""The script by which the API tests' engine answers questions about the weather, and an OpenAI
-client for a fleet.
+"""The script by which the API tests' engine answers questions about the weather, and the OpenAI
+clients of such a fleet.
 """
 
 import json

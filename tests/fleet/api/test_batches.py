@@ -1,6 +1,4 @@
-"""Batches by the OpenAI client, against a fleet of real processes that are killed meanwhile: each
-line has one result, and ran once.
-"""
+"""Tests of the batch API on a real fleet: each line runs once, even where processes are killed."""
 
 import asyncio
 import json
@@ -45,6 +43,7 @@ def line(n: int, **more: Any) -> dict[str, Any]:
 async def begin(
     client: openai.AsyncOpenAI, lines: Sequence[Any], window: str = "24h", **more: Any
 ) -> Batch:
+    """Upload these lines as a file, and create a batch of it."""
     text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
     file = await client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
     fields: dict[str, Any] = {"endpoint": "/v1/chat/completions", "metadata": {"run": "1"}, **more}
@@ -71,7 +70,7 @@ async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[
 
 
 async def requests_of(fleet: Fleet, batch: Batch) -> list[str]:
-    """The ids of the requests that ran for it; they are remembered for five minutes."""
+    """The ids of the requests that ran for a batch; the store keeps them for five minutes."""
     digits = batch.id.removeprefix("batch_")
     async with fleet.connect("test") as bus:
         keys = [key for key, _ in await bus.requests.scan("s.default.")]

@@ -1,6 +1,4 @@
-"""A real fleet, with keys and permissions, as `/console`, `slackline status` and the planners'
-rosters show it.
-"""
+"""Tests of `/console`, `slackline status`, `top` and other commands on a real fleet with keys."""
 
 import asyncio
 import json
@@ -50,7 +48,7 @@ def request(name: str, **facts: Any) -> GenerateRequest:
 
 
 async def seen(http: httpx.AsyncClient, wanted: Callable[[Picture], bool]) -> Picture:
-    """The first picture that shows what is wanted."""
+    """Wait for a picture, the state of the fleet that the console draws, with what is wanted."""
     async with asyncio.timeout(WAIT_S):
         while True:
             answer = await http.get("/console/picture")
@@ -62,7 +60,7 @@ async def seen(http: httpx.AsyncClient, wanted: Callable[[Picture], bool]) -> Pi
 
 
 async def started(fleet: Fleet, *words: str) -> asyncio.subprocess.Process:
-    """A command of this fleet's operator."""
+    """Start a `slackline` command as this fleet's operator."""
     access = fleet.access()
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadgen", *words, "--url", access.url,

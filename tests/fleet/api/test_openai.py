@@ -1,6 +1,4 @@
-"""The OpenAI client that users have, untouched, against a fleet of real processes on a real
-nats-server.
-"""
+"""Tests of a real fleet by the OpenAI client: chats, tiers, models, errors and formats."""
 
 import asyncio
 from collections.abc import AsyncIterator

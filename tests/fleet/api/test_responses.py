@@ -1,6 +1,4 @@
-"""The responses API by the OpenAI client: with a fleet whose engine replays a script, and with a
-small model that is held to a format. And what the tokens of a text are.
-"""
+"""Tests of the responses API and of /tokenize, with a scripted engine and with a small model."""
 
 import json
 from typing import Any

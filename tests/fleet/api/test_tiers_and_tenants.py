@@ -1,4 +1,4 @@
-"""The page docs/tiers-and-tenants.md, done as it says. Ports and folders are others."""
+"""Runs the commands of docs/tiers-and-tenants.md, on other ports: they do what the page says."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Calls of tools by the OpenAI client: with a fleet whose engine replays a script, and with a small
-model that is held to the format of a call.
-"""
+"""Tests of tool calls by the OpenAI client, with a scripted engine and with a small model."""
 
 import json
 from typing import Any

@@ -1,6 +1,4 @@
-"""Why was this request late? A real fleet answers on NATS and in its traces:
-for requests that ran straight, that were relegated, and whose worker was killed.
-"""
+"""Tests of a fleet's explanations of why a request was late, given on NATS and in traces."""
 
 import asyncio
 import json
@@ -50,7 +48,7 @@ async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
 
 @dataclass
 class Told:
-    """The answers of a fleet about its requests, by their ids, and what it left behind."""
+    """Requests of a fleet, its explanations by request id, and the spans that it wrote."""
 
     straight: Delivered
     relegated: Delivered

@@ -1,5 +1,5 @@
-"""Liars change a field in some of the fleet's own messages on their way, in the simulated network.
-The messages stay plausible, so they pass the first checks.
+"""Changes fields in some of a simulated fleet's own messages on their way. The messages stay
+plausible, so they pass the first checks.
 """
 
 from collections.abc import Mapping

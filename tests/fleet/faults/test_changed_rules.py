@@ -1,4 +1,4 @@
-"""A changed configuration, on a live fleet: nothing is restarted."""
+"""Tests of a changed configuration file: a live fleet takes the changes without a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,6 +46,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said() -> list[str]:
+    """The lines that the fleet's services have logged."""
     return []
 
 
@@ -142,7 +143,7 @@ async def a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: P
 async def test_changes_count_on_a_fleet_that_runs(
     fleet: Fleet, file: Path, said: list[str]
 ) -> None:
-    """One after the other: each begins with the file that the one before has left."""
+    """The changes come one after the other: each begins with the file that the last one left."""
     await a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet, file)
     await a_tenant_that_had_its_tokens_is_told_when_to_come_back(fleet)
     await a_wrong_file_changes_nothing_and_is_told_once(fleet, file, said)

@@ -1,6 +1,4 @@
-"""Damaged or missing values in the store are errors that say so: on a live fleet, and in the
-deterministic world where there is time to pass.
-"""
+"""Tests of damaged or missing values in a fleet's store: clients get errors that say so."""
 
 import asyncio
 from collections.abc import AsyncIterator

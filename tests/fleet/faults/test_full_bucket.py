@@ -1,4 +1,4 @@
-"""Full buckets and a full log of a running fleet, and a client that repeats one id."""
+"""Tests of a fleet whose store is full: new requests are refused or wait, and running ones end."""
 
 import asyncio
 import signal

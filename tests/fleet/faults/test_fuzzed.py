@@ -1,5 +1,5 @@
-"""Messages that nobody of ours would send, on every subject of a running fleet and in its store: no
-service fails of them, and a request that comes after is answered as if they had never been.
+"""Fuzz tests of a fleet's messages and store: no service fails of a damaged or false message, and
+requests that come afterwards are answered as ever.
 
 The world is deterministic (tests/fleet/protocol/world.py), so a seed replays.
 """
@@ -103,6 +103,7 @@ def likely(value: Any, world: World, rng: Random) -> Any:
 
 
 async def pester(world: World, rng: Random) -> None:
+    """Send made-up messages on all subjects, and now and then put a bad value into the store."""
     for _ in range(200):
         await asyncio.sleep(rng.random() * 0.02)
         subject, kind = rng.choice(RECEIVED)
@@ -118,6 +119,7 @@ async def pester(world: World, rng: Random) -> None:
 
 
 async def ask(client: Client, request_id: str) -> Verdict:
+    """Run one ordinary request to its end."""
     request = request_for(20, request_id, prompt=None, token_ids=list(range(40, 80)))
     handle = await client.submit(request, "chat")
     async for _ in handle:

@@ -1,5 +1,5 @@
-"""A tenant and a stolen worker attack a running fleet: the server and the services let them do what
-docs/security.md says, and nothing else.
+"""Tests of attacks on a running fleet by a tenant and by a stolen worker: the server and the
+services let them do what docs/security.md says, and nothing else.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""SIGKILL for each service in turn, under load, on a real nats-server: no accepted request is lost,
-and no client gets a text that is not the log's.
+"""Tests of a fleet under load, each service of which is killed in turn: no accepted request is
+lost, and no client gets a text that is not the log's.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def survive(
 ) -> int:
     """Kill a process of a fleet under load, once the replica `running` runs a request.
 
-    Returns how many requests went on after another attempt, of those that any replica could hold.
+    Returns how many requests needed another attempt, of those whose SLO a replica could hold.
     """
     print(f"seed {seed}")
     requests = draw_requests(seed, n, prompt=(5, 400), output=output)

@@ -1,5 +1,5 @@
-"""Nothing that a client said, and no key, is found in any log or span of a real fleet, even at the
-level debug: a marker goes in at every place that a client can fill, good requests and bad ones.
+"""Tests of the logs and spans of a real fleet: even at the level debug they have no key and nothing
+that a client said. A marker goes in at every place that a client can fill, and must not come out.
 """
 
 import json

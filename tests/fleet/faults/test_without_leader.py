@@ -1,4 +1,4 @@
-"""Requests that come while the brokers elect a leader: the store takes nothing for seconds."""
+"""Tests of requests that come while NATS servers elect a leader, and store nothing for seconds."""
 
 import asyncio
 from dataclasses import replace

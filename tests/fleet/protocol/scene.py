@@ -1,4 +1,4 @@
-"""The parameters of a schedule, and what a client sees of its requests."""
+"""The parameters of a simulated schedule, which world.py plays, and what a client sees of it."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""A fleet whose hosts' clocks are wrong, or jump: it keeps one time all the same."""
+"""Tests of a simulated fleet whose hosts' clocks are wrong, or jump: it keeps one time."""
 
 import asyncio
 import random
@@ -24,8 +24,8 @@ NEAR_S = 0.02  # round trips of the simulated bus are some ms
 
 
 def check_verdicts(world: World) -> int:
-    """The requests that were served by the one replica that they began at, and could be in time.
-    Raises AssertionError unless each was, and each time can be true.
+    """Count the requests with an SLO that can be held. Raises AssertionError unless each met it, or
+    moved to another replica, and each verdict's times can be true.
     """
     served = 0
     for name, seen in world.seen.items():
@@ -41,7 +41,7 @@ def check_verdicts(world: World) -> int:
 
 @pytest.mark.parametrize("off_s", slow_but([-30.0, YEAR_S], [-30.0, YEAR_S, 150.0, -YEAR_S]))
 def test_a_fleet_serves_in_time_whichever_clocks_are_off(off_s: float) -> None:
-    """Those of half the hosts, drawn anew for each seed."""
+    """The clocks of half the hosts are off, drawn anew for each seed."""
     for seed in range(3):
         assert check_verdicts(run(seed, replace(QUIET, skew_s=off_s))) > 2
 

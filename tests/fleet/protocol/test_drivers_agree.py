@@ -1,5 +1,5 @@
-"""Live and virtual drivers decide alike: the same events give the same actions, and two loops
-around one core give the same plans.
+"""Tests that a core decides alike under the live and the simulated driver: the same events give the
+same actions, and two loops around one core give the same plans.
 
 The live half is a real WorkerCore with a real sim engine, so that the columns of the virtual worker
 are held to both, speculation included.

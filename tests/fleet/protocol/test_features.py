@@ -1,4 +1,4 @@
-"""The features of engines and the needs of requests: in the vocabulary, in refusals, in routing."""
+"""Tests of features that not every engine has: requests that need them are refused or routed."""
 
 from random import Random
 from typing import Any
@@ -144,6 +144,7 @@ def worker(
 
 
 def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
+    """Admission's list of workers after listening `for_s`, and the clock, which a test moves."""
     clock = At()
     workers = Workers(clock, 3.0, Registry())  # type: ignore[arg-type]
     clock.now += for_s

@@ -1,4 +1,4 @@
-"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots and moves."""
+"""Tests of log-probabilities between services: they stay with their tokens, logged or moved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class Scripted:
 
 
 class Replica:
-    """A worker without its shell, and the log that it keeps."""
+    """A worker's core, and the log that it keeps."""
 
     def __init__(self, name: str) -> None:
         self.core = made.worker_core(name, f"{name}-1")
@@ -155,7 +155,7 @@ class Client:
         return client
 
     def truth(self, begin: int, end: int) -> list[TokenLogprob]:
-        """The event that the client should receive for tokens `begin` to `end`."""
+        """The event that the client should receive for the tokens from `begin` to `end`."""
         if self.top is None:
             return []
         engine = Scripted()

@@ -1,6 +1,6 @@
-"""The protocol in simulation: thousands of seeded schedules of lost, doubled, reordered and delayed
-messages, of processes killed, paused and resumed, and of broker restarts. After each the books must
-balance (tests/fleet/protocol/world.py has the checks).
+"""Tests of the protocol between services, by thousands of seeded simulated schedules: messages are
+lost, doubled, reordered and delayed, processes killed, paused and resumed, brokers restarted. After
+each, no request is lost or doubled (tests/fleet/protocol/world.py has the checks).
 
 SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand, make test the first 150); a failing
 seed is printed, and `run(seed, scene)` replays it, to the last message.

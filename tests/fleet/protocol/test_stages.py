@@ -1,4 +1,4 @@
-"""Thinking has its own pace: where it ends, when tokens are then due, and who is informed."""
+"""Tests of thinking, a stage with a pace of its own: where it ends, and when tokens are due."""
 
 from collections.abc import Sequence
 

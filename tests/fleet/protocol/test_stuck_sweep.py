@@ -1,4 +1,4 @@
-"""The sweep does its other work while a part of it cannot be done."""
+"""Tests of admission's sweep, which recovers requests: one that is stuck does not stop others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ REPLICAS = ("r0", "r1", "r2")
 
 
 class Fleet:
-    """Three replicas that hold three long requests each."""
+    """A simulated fleet of three replicas that hold three long requests each."""
 
     def __init__(self, world: World, client: Client) -> None:
         self.world, self._client = world, client

@@ -1,4 +1,4 @@
-"""The virtual worker of the simulator does what a real one and its engine do."""
+"""Tests of the simulator's virtual worker: it does what a real worker and its engine do."""
 
 from array import array
 from random import Random

@@ -1,9 +1,9 @@
 """A whole fleet in one process on virtual time: the real services and cores on a simulated bus,
-with clients, misfortunes and a final check.
+with clients, faults and a final check.
 
-`run(seed)` plays one schedule: it draws a fleet, a load and a plan of misfortunes from the seed,
-plays them, then calms the network and checks the books. A failure prints the seed and the end of
-the story.
+`run(seed)` plays one schedule: it draws a fleet, a load and faults from the seed, plays them, then
+calms the network and checks that no request is lost or doubled. A failure prints the seed and the
+newest messages.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ profile = functools.cache(profiles.load)  # every worker of every schedule has t
 
 
 class World:
+    """A fleet on a simulated bus, its clients, and what each client saw."""
+
     def __init__(self, scene: Scene, seed: int) -> None:
         self.scene, self.seed = scene, seed
         self.rng = random.Random(seed)
@@ -336,7 +338,7 @@ class World:
     # ------------------------------------------------------------ the reckoning
 
     def reckon(self) -> None:
-        """Check the books, once nothing moves."""
+        """Check that no request is lost or doubled and nothing is left over, once nothing moves."""
         for check in self.cores.values():
             check()
         now = self.net.loop.time()
@@ -464,7 +466,7 @@ class World:
 
 
 def run(seed: int, scene: Scene | None = None) -> World:
-    """Play one schedule. Raises AssertionError with the seed and the end of the story."""
+    """Play one schedule. Raises AssertionError with the seed and the newest messages."""
     worlds: list[World] = []
 
     async def main() -> None:

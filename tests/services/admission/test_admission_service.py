@@ -1,4 +1,4 @@
-"""Admission beside a planner made by hand, which declines what it is offered."""
+"""Tests of the admission service beside a made-up planner that declines every offer."""
 
 import asyncio
 from collections import Counter
@@ -39,7 +39,7 @@ EMPTY = PoolDigest(tokens_s=100.0, lanes=[])
 
 
 class Beside:
-    """One admission, and the connection of everybody else."""
+    """One admission service on a simulated bus, and one connection that plays everybody else."""
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.net, self._stop = SimNet(Random(1), faults or Faults()), asyncio.Event()

@@ -1,4 +1,4 @@
-"""A gateway for one test."""
+"""The fixture `at`: a running gateway with a stand-in for the fleet behind it, for one test."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""A gateway over real HTTP on a real bus, with a stand-in for the fleet behind it."""
+"""Runs a gateway for tests: real HTTP, a real bus, and a stand-in for the fleet behind it."""
 
 import asyncio
 import contextlib
@@ -31,6 +31,8 @@ def client_of(url: str) -> httpx.AsyncClient:
 
 @dataclass
 class Site:
+    """A running gateway and its stand-in for the fleet, with clients for the gateway."""
+
     url: str
     fleet: StandIn
     stop: asyncio.Event
@@ -49,7 +51,7 @@ class Site:
     async def post(
         self, path: str, body: Any, key: str | None = None, **headers: str
     ) -> httpx.Response:
-        """Post to /v1/`path`, under this key of idempotency; `_` in names of headers is `-`."""
+        """Post to /v1/`path`, with `key` as idempotency key; `_` in names of headers is `-`."""
         return await self.client.post(f"/v1/{path}", **_sent(body, key, headers))
 
     def stream(
@@ -79,6 +81,7 @@ def _sent(body: Any, key: str | None, headers: dict[str, str]) -> dict[str, Any]
 async def gateway(
     nats_url: str, **settings: Any
 ) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Task[None]]]:
+    """Serve a gateway on a free port: its URL, the event that stops it, and its task."""
     tracing = settings.pop("tracing", Tracing())
     cfg = GatewayConfig(url=nats_url, port=0, **{**PATIENT, **settings})
     listener, stop = listen(cfg), asyncio.Event()
@@ -95,6 +98,7 @@ async def gateway(
 
 @contextlib.asynccontextmanager
 async def site(nats_url: str, **settings: Any) -> AsyncIterator[Site]:
+    """Serve a gateway, and a stand-in for the fleet behind it, until the end of the block."""
     async with (
         connect(nats_url, "stand-in") as bus,
         standing_in(bus) as fleet,

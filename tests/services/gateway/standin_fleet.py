@@ -58,6 +58,8 @@ class Running:
 
 
 class StandIn:
+    """Answers requests as their prompts say, and keeps them for tests to look at."""
+
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         self.go = asyncio.Event()
         self.asked: dict[RequestKey, Running] = {}

@@ -1,4 +1,4 @@
-"""A choice of a chat is the same whole and streamed."""
+"""Tests of the writer of chat answers: a streamed choice adds up to the one that is sent whole."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The console over real HTTP on a real bus: who may see it, and what it listens to."""
+"""Tests of the console, the gateway's page of the live fleet: who may see it, and what it shows."""
 
 import asyncio
 from pathlib import Path

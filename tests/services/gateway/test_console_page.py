@@ -1,4 +1,4 @@
-"""The console in a real browser, on a real bus: what a person sees and does."""
+"""Tests of the console's page in a real browser, on a real bus: what a person sees and does."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ R1, R2 = "r1", "r2"
 
 
 class Acted:
-    """A fleet that says what it is told to say."""
+    """A fleet without services: publishes the digests, plans and acks that a test asks for."""
 
     def __init__(self, bus: NatsBus) -> None:
         self.bus = bus
@@ -87,7 +87,7 @@ async def acted(nats_url: str, *replicas: str) -> AsyncIterator[tuple[Site, Acte
 
 @asynccontextmanager
 async def looking(at: Site, path: str = "/console", **facts: Any) -> AsyncIterator[Page]:
-    """The console in a browser; at the end it has complained of nothing, and asked nobody else."""
+    """The console in a browser. At the end it had no error, and asked no other site."""
     async with chromium() as browser:
         page = await browser.page(at.url + path, **facts)
         await page.until("document.querySelector('#state').dataset.state === 'live'")

@@ -1,4 +1,4 @@
-"""The gateway as a service: what it bounds, what it cancels, what it tells, and how it stops."""
+"""Tests of the gateway as a service: its limits, what it cancels, its health, and how it stops."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,4 @@
-"""The gateway against bodies, headers, paths and bytes that no client of ours would send: it always
-answers, in OpenAI's form, and goes on.
-"""
+"""Fuzz tests of the gateway: it answers any body, header or path in OpenAI's form, and goes on."""
 
 import asyncio
 import json
@@ -77,7 +75,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 
 def judge(answer: httpx.Response) -> None:
-    """Every answer is whole, or OpenAI's envelope with a status that its client caused."""
+    """Check that an answer is whole, or an OpenAI error with a status that its client caused."""
     if answer.status_code == 200:
         if answer.headers["content-type"].startswith("text/event-stream"):
             events = sse(answer.text)

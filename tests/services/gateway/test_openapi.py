@@ -1,4 +1,4 @@
-"""The OpenAPI document against the routes there are."""
+"""Tests of the gateway's OpenAPI document: it has every route, and every field of every body."""
 
 import json
 import re

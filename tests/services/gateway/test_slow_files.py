@@ -1,6 +1,4 @@
-"""Files that arrive slowly, side by side, or are not read: bounded, cleaned up, nobody else is
-disturbed.
-"""
+"""Tests of slow uploads and downloads at the gateway: they are bounded and disturb nobody else."""
 
 import asyncio
 import contextlib
@@ -32,7 +30,7 @@ FILE = b"0123456789abcdef" * (2 * MB)  # 32 MB: more than sockets hold
 async def connection(
     at: Site, receive_bytes: int = 0
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection, for what no client does."""
+    """A raw connection to the gateway, for what no HTTP client does."""
     address = urlsplit(at.url)
     sock = socket.socket()
     if receive_bytes:
@@ -53,7 +51,7 @@ async def chunks_in(bus: NatsBus) -> set[str]:
 
 
 def kept_for(port: int) -> bool:
-    """The kernel has a connection to that port of a client, and bytes that wait to be sent."""
+    """Tells whether the kernel still has bytes to send to this port of a client."""
     with open("/proc/net/tcp") as lines:
         for line in list(lines)[1:]:
             _, _, remote, _, queues, *_ = line.split()
@@ -63,7 +61,7 @@ def kept_for(port: int) -> bool:
 
 
 async def send_half(writer: asyncio.StreamWriter) -> None:
-    """The head of an upload of two megabytes, and one of them."""
+    """Send the head of an upload of two megabytes, and the first of the two."""
     writer.write(HEAD % (2 * MB) + b"x" * MB)
     await writer.drain()
 
@@ -125,7 +123,7 @@ async def post(http: httpx.AsyncClient, size: int) -> httpx.Response:
 
 
 async def until_stored(bus: NatsBus, before: set[str], size: int) -> None:
-    """Until the chunks of the one upload that came since then hold so many bytes."""
+    """Wait until the chunks of the one upload that is not in `before` hold so many bytes."""
     async with asyncio.timeout(WITHIN_S):
         stored = 0
         while stored < size:

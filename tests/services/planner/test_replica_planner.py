@@ -1,4 +1,4 @@
-"""A replica planner's shell: what its inbox joins, what it declines, and what ends it."""
+"""Tests of the replica planner, which keeps one replica's schedule: its inbox, and what ends it."""
 
 import asyncio
 from collections.abc import Callable
@@ -76,6 +76,7 @@ class Asked:
 
 
 async def a_seat() -> tuple[ReplicaPlanner, SimBus]:
+    """A replica planner that holds its replica's lease, and the bus connection of the worker."""
     net = SimNet(Random(1), Faults())
     bus = net.connect("planner")
     lease = Lease(bus.leases, "planner.r", "p", Absences(bus, net.clock))
@@ -88,7 +89,7 @@ async def a_seat() -> tuple[ReplicaPlanner, SimBus]:
 
 
 async def answer_resyncs(worker: SimBus, page_of: Callable[[Resync], ResyncPage]) -> None:
-    """The worker answers what it holds with these pages."""
+    """Answer as the worker, with these pages, when the planner asks what the worker holds."""
 
     def answer(resync: Resync, call: Call) -> None:
         replies.append(asyncio.ensure_future(call.reply(page_of(resync))))

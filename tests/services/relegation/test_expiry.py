@@ -1,4 +1,4 @@
-"""Relegation's shell and its timers: a request expires at its instant, live as simulated."""
+"""Tests of relegation's timers: a request expires at the same instant live and simulated."""
 
 import asyncio
 from random import Random

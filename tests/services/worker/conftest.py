@@ -1,5 +1,5 @@
-"""After each test every KV block of an engine that it made is free, once the slots are released;
-the same of draft models. The blocks of torch engines that several tests share have their owners.
+"""Checks after each test that no engine has leaked a KV block. Engines that the test made have all
+blocks free again once their slots are released; shared torch engines check their own counts.
 """
 
 import functools
@@ -15,7 +15,7 @@ ENGINES = {
     "services.worker.engines.sim.engine": "SimEngine",
 }
 SHARED: WeakSet[Any] = WeakSet()  # torch engines, also those of fixtures
-MADE: list[Any] = []  # by the present test; else one that is only a local variable would be gone
+MADE: list[Any] = []  # by the present test; kept here, since its local variables will be gone
 
 
 @pytest.fixture(autouse=True, scope="session")

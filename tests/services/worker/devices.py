@@ -1,4 +1,4 @@
-"""The device that a test of the torch engine computes on, by the way that the test names."""
+"""Names the device on which a test of the torch engine computes: a GPU or the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A worker and its log: a store that does not answer stops neither its heartbeats nor its end."""
+"""Tests of a worker whose ack log does not answer: it sends heartbeats, and can still stop."""
 
 import asyncio
 import itertools
@@ -104,8 +104,8 @@ async def test_a_worker_whose_log_does_not_answer_goes_on_announcing_itself() ->
 
 
 class Behind:
-    """Two incarnations' writers on one log. The server that answers the reads of it may be behind
-    its leader, which judges the writes.
+    """Two lives (incarnations) of a worker write one log. Reads are answered by a server that may
+    be behind the leader, which decides on writes.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""An engine in a process of its own: it makes the tokens that it would make here, and neither the
-engine nor its worker outlives the other.
-"""
+"""Tests of an engine in a child process: it makes the same tokens, and ends with its worker."""
 
 import asyncio
 import os
@@ -77,7 +75,7 @@ async def run_all(runner: Runner, asked: Sequence[Step]) -> list[list[tuple[Any,
 
 
 def said(turns: Sequence[Sequence[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
-    """Positions, tokens, text and end. Log-probabilities move a little with what was cached."""
+    """All of a turn but log-probabilities, which vary a little with what was cached."""
     return [[one[:4] for one in turn] for turn in turns]
 
 

@@ -1,6 +1,4 @@
-"""A format that takes too long, too much memory or all stack is refused in a bounded time, and
-takes none of it from the engine.
-"""
+"""Tests of the trial of a request's format: one that takes too long is refused soon enough."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""The text for a client: whole characters, cut before a stop string, the same however the tokens
-are grouped.
-"""
+"""Tests of the text that a worker sends clients: whole characters, cut before a stop string."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""A worker measures its engine and fits its own profile."""
+"""Tests of how a worker measures its engine and fits a profile, its model of iteration times."""
 
 import random
 
@@ -59,7 +59,7 @@ class Hand(SimEngine):
 
 
 def mean_error(timings: list[Timed]) -> float:
-    """The mean error of the profile that is fitted to them, over batches drawn anew."""
+    """The mean error of the profile that is fitted to `timings`, over batches drawn anew."""
     true = [Timed(s, CPU.batch_s(s)) for s in drawn(random.Random(9), 200)]
     mape = error_of(file_of(timings).profile(), true, "drawn").mape
     assert mape is not None

@@ -1,4 +1,4 @@
-"""A turn on the engine thread: a refusal, a failure or a cache hit concerns only one request."""
+"""Tests of the step runner, which runs iterations on an engine: a failure concerns one request."""
 
 from collections.abc import Sequence
 

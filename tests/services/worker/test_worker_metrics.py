@@ -1,4 +1,4 @@
-"""The worker's counts of what its clients wait for, over the iterations of a real core."""
+"""Tests of a worker's metrics: a request's time is split into queue, prefill and decode."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Models of two layers with random weights, in Hugging Face format, for tests of the engine."""
+"""Makes models of two layers with random weights, in Hugging Face format, for engine tests."""
 
 from pathlib import Path
 from typing import Any

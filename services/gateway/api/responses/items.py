@@ -1,4 +1,4 @@
-"""The input of a response as the messages of a chat."""
+"""Reads the input of OpenAI's responses API as the messages of a chat."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

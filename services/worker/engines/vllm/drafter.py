@@ -1,4 +1,4 @@
-"""vLLM's proposers, asked for drafts at the beginning of the iteration that verifies them.
+"""Asks vLLM's proposers, which make drafts, at the beginning of the iteration that verifies them.
 
 vLLM proposes at a step's end, for every request, before the next plan is known. Here the engine
 asks before its step, only for requests that the plan lets draft, and as deep as it says. A draft

@@ -1,4 +1,4 @@
-"""Questions about tokens are answered in turns, and their room is shared by tenants."""
+"""Tests of admission's tokenize endpoint: a tenant that fills its queue leaves room for others."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from shared.text.tokenizer import Tokenizer
 
 
 class Asked:
-    """A question's call."""
+    """A tenant's question, and the answer that it got."""
 
     headers: dict[str, str] = {}  # noqa: RUF012
     json, payload_bytes = False, SMALLEST_BYTES

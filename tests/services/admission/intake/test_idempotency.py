@@ -1,4 +1,4 @@
-"""The digest of what a client asked for: the same for a retry, another for another request."""
+"""Tests of the digest by which admission tells a retry of a request from another request."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def test_another_tier_changes_the_digest() -> None:
 
 
 def test_every_field_of_a_request_is_decided_about() -> None:
-    """The tenant is that of the record's key."""
+    """The tenant is left out of the digest: it is part of the record's key."""
     assert {*SAME, *OTHER, "tenant"} == set(GenerateRequest.__struct_fields__)
 
 

@@ -1,4 +1,4 @@
-"""Admission refuses bad requests before they cost anything; every snapshot fits in a message."""
+"""Tests of how admission reads requests: it refuses bad ones before they cost anything."""
 
 import asyncio
 import subprocess
@@ -43,6 +43,7 @@ from tests.simulated.virtual_loop import virtual
 
 
 def worker(engine: str) -> Announce:
+    """A worker's announcement, which names its engine."""
     return made.announce(engine=engine, profile="p", kv_blocks=100000, context_tokens=1000000)
 
 

@@ -1,4 +1,4 @@
-"""Long texts are read in turns that are fair to tenants."""
+"""Tests of the turns in which admission reads long texts: they are fair to tenants."""
 
 import asyncio
 from collections import defaultdict
@@ -16,7 +16,7 @@ TENANTS = {"a": 1.0, "b": 1.0, "heavy": 3.0}
 
 
 class Reading:
-    """Texts that take their size to read: when each began, and how many were read at once."""
+    """Pretends to read texts in turns; notes when each began and how many were read at once."""
 
     def __init__(self) -> None:
         self.turns = Turns(2)

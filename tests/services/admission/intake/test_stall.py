@@ -1,4 +1,4 @@
-"""The watch for pauses, where the bus cannot tell whether what is old has come."""
+"""Tests of the watch for pauses of admission's process: it does not spin on a closed connection."""
 
 import asyncio
 from random import Random

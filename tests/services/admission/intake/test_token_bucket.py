@@ -1,4 +1,4 @@
-"""The tokens that a tenant may have read and made."""
+"""Tests of the token buckets by which admission limits how many tokens a tenant may use."""
 
 from random import Random
 

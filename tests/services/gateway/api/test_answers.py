@@ -1,6 +1,4 @@
-"""Answers, whole and streamed, as OpenAI's API has them: texts, ends, usage, log-probabilities,
-choices and errors.
-"""
+"""Tests of the gateway's answers, whole and streamed: they have the form of OpenAI's API."""
 
 from typing import Any
 

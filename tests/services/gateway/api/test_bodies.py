@@ -1,4 +1,4 @@
-"""The bodies of requests: which are taken and become what, and which are refused by their field."""
+"""Tests of how the gateway reads request bodies: what it accepts, and what it refuses, by field."""
 
 import gzip
 import json

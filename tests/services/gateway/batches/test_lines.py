@@ -1,4 +1,4 @@
-"""The lines of a batch's file, cut into chunks anywhere."""
+"""Tests of reading a batch file line by line while it comes in chunks that are cut anywhere."""
 
 import asyncio
 import codecs
@@ -13,6 +13,7 @@ from services.gateway.batches import lines as batch_lines
 
 
 async def cut(text: bytes, rng: Random) -> AsyncIterator[bytes]:
+    """Yield the text in pieces of 1 to 20 bytes."""
     while text:
         size = rng.randint(1, 20)
         yield text[:size]

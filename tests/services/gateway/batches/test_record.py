@@ -1,4 +1,4 @@
-"""The life of a batch."""
+"""Tests of a batch's record: which steps its status may take until it ends, and no further."""
 
 import pytest
 from hypothesis import given

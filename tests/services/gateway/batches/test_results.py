@@ -1,4 +1,4 @@
-"""The results of a batch at a real nats-server: one writer at a time, and files for others."""
+"""Tests of storing a batch's results on a real nats-server: as files, by one writer at a time."""
 
 import asyncio
 from uuid import uuid4

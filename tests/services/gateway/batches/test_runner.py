@@ -1,6 +1,4 @@
-"""Batches run on though something is in the way: a line that fails, a record or a chunk that
-nobody can have written.
-"""
+"""Tests of the batch runner: it goes on beside a damaged record or a damaged chunk of a file."""
 
 import asyncio
 from uuid import uuid4
@@ -31,7 +29,7 @@ LINES = [
 
 
 class Asker(BatchAsker):
-    """Answers each line, or does what a test wants."""
+    """Answers each line at once, and keeps the ids of the requests that it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -42,7 +40,7 @@ class Asker(BatchAsker):
 
 
 async def stored_batch(bus: NatsBus) -> BatchRecord:
-    """A batch of LINES, with its file."""
+    """Store a batch of LINES, and its file."""
     files, name = FileStore(bus.files), uuid4().hex
     incoming = files.incoming()
     await incoming.take(b"\n".join(LINES), 60.0)

@@ -1,4 +1,4 @@
-"""The deadline of a head, and what a sender of a refused body gets to read."""
+"""Tests of the gateway's HTTP connections: how many there may be, and when each is closed."""
 
 import asyncio
 import resource

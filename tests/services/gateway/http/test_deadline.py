@@ -1,6 +1,4 @@
-"""A deadline limits each wait by itself, whatever timers earlier waits have left, and is no one
-else's cancellation.
-"""
+"""Tests of the gateway's Deadline: each wait has the whole limit; a cancellation is no timeout."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Keys and TLS of the gateway, with the clients that users have."""
+"""Tests of the gateway's API keys and TLS, with the OpenAI client: who is let in, and as whom."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Forms of files, cut into pieces anywhere."""
+"""Tests of the gateway's reader of multipart forms, as uploads of files have, cut anywhere."""
 
 from random import Random
 

@@ -1,6 +1,4 @@
-"""The headers of a request: its SLO, its tier, its names, and what it may leave out or bring
-along.
-"""
+"""Tests of the headers of a request to the gateway: SLO, tier, tenant, ids, and CORS origins."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""GenAI metrics are off unless the environment asks for them. tests/infra has them received."""
+"""Tests of the gateway's GenAI metrics: they are off unless the environment asks for them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The builder of acks: what the worker adds entry by entry, the planner reads along its flight."""
+"""Tests of the builder of acks, in which a worker reports an iteration to its planner."""
 
 from services.worker.core.ack_builder import AckBuilder
 from shared.columns import pack, unpack_list

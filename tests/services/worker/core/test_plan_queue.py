@@ -1,4 +1,4 @@
-"""A worker's plan queue: the order of plans, and the fencing by epoch, sync and seq."""
+"""Tests of a worker's plan queue: which plans it accepts, refuses, or ignores as out of date."""
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ SHORT = replace(DRAFTS, depth=pack([1]), width=b"")
 
 
 def queue() -> PlanQueue:
-    """One that has accepted plan 1 of epoch 2, sync 3."""
+    """A queue that has accepted plan 1 of epoch 2 (the lease), sync 3 (the resync within it)."""
     plans = PlanQueue("i", SLOTS)
     assert plans.resync(2, 3)
     assert plans.accept(replace(PLAN, seq=1)) is None

@@ -1,5 +1,5 @@
-"""A sim engine whose requests share the KV blocks of their common beginnings, by the torch engine's
-own books. So they do in the KV of its draft model, if that has a capacity.
+"""A simulated engine with a prefix cache, for tests: prompts that begin alike share KV blocks, by
+the torch engine's own code. A draft model's KV is shared too, if it has a capacity.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ from shared.vocabulary import Slot
 
 
 class SharingEngine(SimEngine):
-    """An entry that finds no room does nothing. `idle`: blocks that nobody holds are taken over,
-    too. It has room for every draft that a plan asks for, or fails; a prompt that its draft model
-    finds costs nothing.
+    """An entry that finds no free block does nothing. `idle`: blocks that nobody holds may be taken
+    over. Drafts without room raise an error. A prompt that the draft model finds costs it nothing.
     """
 
     def __init__(self, *args: Any, idle: bool, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a draft model is measured within the contexts of both models."""
+"""Tests of how a worker measures the cost of its draft model, also where contexts are short."""
 
 from pathlib import Path
 

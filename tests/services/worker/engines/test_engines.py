@@ -1,6 +1,4 @@
-"""The sim engine does exactly what its work says: in the predicted time, with exact books, and with
-the same tokens always.
-"""
+"""Tests of the sim engine: iterations take the predicted time, and outputs are the same always."""
 
 import time
 from collections.abc import Sequence
@@ -41,7 +39,7 @@ class Toy:
 
 
 class Machine:
-    """A clock, and a sleep that wakes late."""
+    """A made-up clock, and a sleep that wakes late."""
 
     def __init__(self, rng: Random) -> None:
         self.now_s, self._rng = 1000.0, rng

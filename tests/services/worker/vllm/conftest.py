@@ -1,6 +1,4 @@
-"""Engines, and vLLM under its own scheduler to compare with: built once, since each takes
-seconds.
-"""
+"""Fixtures for the vLLM tests: vLLM engines, and what vLLM answers under its own scheduler."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -58,6 +56,7 @@ def environment() -> None:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small Llama with random weights."""
     from tests.services.worker import random_llama
 
     return random_llama.make(tmp_path_factory.mktemp("small"))
@@ -123,6 +122,7 @@ def _reference(folder: Path, adapter: Path) -> Case:
 
 
 def _firm(output: list[dict[int, float]]) -> bool:
+    """Tells whether each token of the output beats the next best by more than FIRM."""
     return all(
         first - second > FIRM
         for first, second, *_ in (sorted(step.values(), reverse=True) for step in output)
@@ -153,7 +153,7 @@ def let_go() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def plain(small: Path) -> Iterator[Callable[[str], Any]]:
-    """An engine without a prefix cache, whose books are exact, by the model's name."""
+    """An engine without a prefix cache, by the model's name. Its count of KV blocks is exact."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:
@@ -182,7 +182,7 @@ SPECULATION = {"method": "draft_model", "model": str(DRAFT), "num_speculative_to
 
 @pytest.fixture(scope="session")
 def drafting() -> Iterator[Any]:
-    """Our model, drafted for by its small sister."""
+    """Our model with its small draft model, and without a prefix cache."""
     engine = built(
         OURS,
         {"speculative_config": SPECULATION, "enable_prefix_caching": False},
@@ -194,7 +194,7 @@ def drafting() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def drafting_and_caching() -> Iterator[Any]:
-    """The same with a prefix cache."""
+    """Our model with its small draft model, and with a prefix cache."""
     engine = built(OURS, {"speculative_config": SPECULATION}, kv_blocks=KV_BLOCKS + SLOTS)
     yield engine
     engine.close()

@@ -1,4 +1,4 @@
-"""Random plans for an engine, and the books that it must agree with. This file has no vLLM."""
+"""Runs an engine by random plans and checks what it answers. This file does not import vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Asked(NamedTuple):
+    """A request: its prompt, and the output that it wants."""
+
     prompt: Sequence[int]
     output_tokens: int  # wanted
     sampling: Sampling = GREEDY
@@ -60,8 +62,8 @@ class Held:
 
 @dataclass(slots=True)
 class Play:
-    """One run of some requests under random plans. After every iteration the engine's answers are
-    compared with the books.
+    """One run of some requests under random plans. After every iteration the engine's answers and
+    its count of KV blocks are compared with those that the plans imply.
 
     `caching`: the engine may find positions in its prefix cache. `drafts`: it may draft.
     """
@@ -149,7 +151,7 @@ class Play:
         self.iterate(work, depths)
 
     def iterate(self, work: Sequence[Work], depths: Sequence[int]) -> list[Done]:
-        """Run one plan, check its results and enter them in the books."""
+        """Run one plan, check its results, and note them for the next plans."""
         selection = speculation(depths) if any(depths) else None
         outcome = self.engine.execute(work, selection)
         self.iterations += 1

@@ -1,4 +1,4 @@
-"""The drafts of each request are as many as the plan says, and do not change the output."""
+"""Tests of drafts in the vLLM engine: as many as the plan says, and with no effect on outputs."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,6 +1,4 @@
-"""vLLM makes the same tokens under our plans as under its own scheduler, and its books are those of
-the plans.
-"""
+"""Tests of the vLLM engine: under our plans it makes the tokens that vLLM's own scheduler makes."""
 
 from collections.abc import Callable
 from random import Random

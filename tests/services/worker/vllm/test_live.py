@@ -1,6 +1,4 @@
-"""A fleet whose worker is vLLM: every process real, over NATS and through the real OpenAI
-client.
-"""
+"""Tests of a fleet of real processes whose worker is vLLM, through the real OpenAI client."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""An engine that cannot be set up ends the start with one clear line; special cases are tried in
-processes of their own.
-"""
+"""Tests of vLLM engines that cannot be set up: the start ends with one clear line."""
 
 import importlib.metadata
 import json
@@ -111,7 +109,7 @@ if __name__ == "__main__":
 def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
     tmp_path: Path, adapters: dict[str, Path]
 ) -> None:
-    """Try in a process of its own: an engine given up takes vLLM's process groups with it."""
+    """Each runs in its own process: an engine given up takes vLLM's process groups with it."""
     drafts = {"method": "ngram", "num_speculative_tokens": 40, "prompt_lookup_max": 3}
     sampled = {**conftest.SPECULATION, "draft_sample_method": "probabilistic"}
     short = {"max_model_len": 512}
@@ -142,7 +140,7 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
 
 @pytest.mark.parametrize("translated", [False, True])
 def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, translated: bool) -> None:
-    """In a process each: vLLM sets no second engine with a draft model up after one."""
+    """Each runs in its own process: vLLM sets up one engine with a draft model, and no second."""
     drafts: dict[str, Any] = {**conftest.SPECULATION, "model": str(stranger(tmp_path / "stranger"))}
     if translated:
         drafts["use_heterogeneous_vocab"] = True

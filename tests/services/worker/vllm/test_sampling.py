@@ -1,4 +1,4 @@
-"""Our sampling parameters as vLLM's: vLLM draws by them, and never ends an output by itself."""
+"""Tests of how our sampling parameters become vLLM's, which must not end an output by itself."""
 
 from types import SimpleNamespace
 from typing import Any

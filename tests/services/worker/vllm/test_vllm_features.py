@@ -1,6 +1,4 @@
-"""The features of vLLM work under our plans too, with requests skipped, cut into chunks and
-preempted.
-"""
+"""Tests of vLLM's logprobs, formats, adapters and penalties under our plans, with preemptions."""
 
 import json
 import re
@@ -32,6 +30,7 @@ def said(tokens: Sequence[int]) -> str:
 
 
 def run(engine: Any, seed: int, asked: list[Asked], habits: Habits = ROUGH) -> list[list[int]]:
+    """The outputs of the requests, in order, under random plans."""
     outputs = Play(engine, Random(seed), habits, caching=True).run(asked)
     return [outputs[n] for n in range(len(asked))]
 

@@ -1,4 +1,4 @@
-"""Calls of tools are found in the text of each model's form, however the text is cut."""
+"""Tests of the readers that find tool calls in a model's text, in any format and cut anywhere."""
 
 import json
 import time
@@ -24,12 +24,14 @@ CALLS = [("weather", {"city": "Oslo", "say": 'a "quote", a \\ and a }'}), ("time
 
 
 class Heard(NamedTuple):
+    """An answer as it was read: its text, and the names and arguments of its tool calls."""
+
     text: str
     calls: list[tuple[str, Any]]
 
 
 def heard(pieces: Sequence[Piece]) -> Heard:
-    """The text and the calls of an answer. Raises for calls out of order."""
+    """Put the pieces of an answer together. Raises for calls out of order."""
     text, calls, arguments = "", list[str](), list[str]()
     for piece in pieces:
         match piece:
@@ -45,6 +47,7 @@ def heard(pieces: Sequence[Piece]) -> Heard:
 
 
 def read(form: str, text: str, cuts: Sequence[int] = ()) -> Heard:
+    """Read a text in this form, which comes cut at these positions."""
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     calls = reader(form, NAMES)
     pieces: list[Piece] = []

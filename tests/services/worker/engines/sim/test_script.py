@@ -1,4 +1,4 @@
-"""A script gives a simulated engine its answers."""
+"""Tests of scripts, which give a simulated engine set answers to prompts that hold some text."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Attention over packed sequences, as flash attention computes it, without a GPU."""
+"""A stand-in for flash attention in tests without a GPU: one packed sequence after the other."""
 
 from itertools import pairwise
 

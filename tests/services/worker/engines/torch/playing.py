@@ -1,4 +1,4 @@
-"""Every prompt of a play runs to its end, whatever else is in the batch; the books are checked."""
+"""Plays prompts on a torch engine in random batches, for tests that compare the outputs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,9 @@ def play(
     drafting: Callable[[Random, int], Selection] | None = None,
     counted: Counter[str] | None = None,
 ) -> Iterator[Played]:
-    """Play every prompt until it has so many tokens, with random chunks, mixes, orders, pauses,
-    preemptions and moves. `drafting`: the speculation of a plan with so many entries; what comes of
-    it is `counted`.
+    """Run every prompt until it has `output` tokens, with random chunks, mixes, orders, pauses,
+    preemptions and moves; check the engine's count of KV blocks after each batch. `drafting`
+    chooses the speculation of a plan with so many entries; `counted` counts drafts and cache hits.
     """
     counted = Counter[str]() if counted is None else counted
     facts = engine.facts

@@ -1,6 +1,4 @@
-"""Parameters change logits as the processors of transformers do, and a row of a batch does not
-depend on the other rows.
-"""
+"""Tests of penalties, biases and minimum lengths in the torch engine: as transformers has them."""
 
 from typing import Any
 
@@ -27,12 +25,14 @@ tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20)
 
 
 def drawn(seed: int, rows: int = 1) -> Any:
+    """Random logits of so many rows."""
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
 
 
 def of(
     logits: Any, prompt: list[int], output: list[int], ends: tuple[int, ...] = (), **asked: Any
 ) -> Any:
+    """The logits, adjusted for a request with this text and these parameters."""
     return adjusted(logits, [Written(Sampling(**asked), len(prompt), [*prompt, *output], ends)])
 
 

@@ -1,4 +1,4 @@
-"""The torch engine holds an output to its format, token by token, also after it was moved."""
+"""Tests of structured output in the torch engine: every output keeps to its request's format."""
 
 import json
 import re
@@ -52,6 +52,7 @@ def engine(engines: TorchEngine) -> Iterator[TorchEngine]:
 
 
 def fits(wanted: Structured, text: str) -> bool:
+    """Tells whether the text keeps to the format."""
     match wanted:
         case JsonSchema(schema=schema):
             value = json.loads(text)
@@ -69,7 +70,7 @@ def fits(wanted: Structured, text: str) -> bool:
 
 
 def written(engine: TorchEngine, sampling: Sampling, seed: int, moves: Random) -> list[int]:
-    """The output up to its end. It is preempted, and moved to a new slot, now and then."""
+    """The output up to its end. The request is preempted, and moved to a new slot, now and then."""
     tokens: list[int] = []
     slot, computed = Slot(0), 0
     engine.load(Load(slot, PROMPT, 0, sampling, seed))

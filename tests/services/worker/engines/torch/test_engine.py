@@ -1,5 +1,5 @@
-"""The torch engine makes the tokens of transformers' own `generate`, however requests are batched
-and cut into chunks, and wherever their KV lies.
+"""Tests of the torch engine: it makes the tokens of transformers' own `generate`, however requests
+are batched and cut into chunks, and wherever their KV lies.
 
 Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest
 tests/services/worker/engines/torch/test_engine.py
@@ -50,7 +50,7 @@ class Expected(NamedTuple):
 
     @property
     def sure(self) -> int:
-        """Tokens before the first close call."""
+        """The number of tokens before the first that rounding may turn."""
         return next((n for n, lead in enumerate(self.leads) if lead < CLOSE), len(self.tokens))
 
 

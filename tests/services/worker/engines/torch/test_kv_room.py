@@ -1,4 +1,4 @@
-"""The torch engine takes as much KV as a GPU has room for."""
+"""Tests of how much KV the torch engine takes: as much as the GPU's free memory has room for."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the KV of each sequence lies."""
+"""Tests of the torch engine's KV blocks: every token of a sequence has a position of its own."""
 
 import os
 from random import Random

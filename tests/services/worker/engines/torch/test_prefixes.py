@@ -1,4 +1,4 @@
-"""Prefix caching in the torch engine: what is shared, what it says of it, and what gives way."""
+"""Tests of prefix caching in the torch engine: what is shared, reported, and evicted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +39,7 @@ def ask(engine: TorchEngine, slot: int, prompt: Sequence[int]) -> Done:
 
 
 def go_on(engine: TorchEngine, slot: int, tokens: int) -> list[int]:
+    """Generate so many more tokens of the request."""
     work = [Work(Slot(slot), 1, True)]
     return [engine.execute(work, None).done[0].tokens[0] for _ in range(tokens)]
 

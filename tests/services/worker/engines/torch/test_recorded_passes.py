@@ -1,4 +1,4 @@
-"""Passes of a GPU are padded to few sizes, and the usual ones are recorded at the start."""
+"""Tests of the batch sizes that the torch engine records as CUDA graphs, and pads batches to."""
 
 import pytest
 from hypothesis import given

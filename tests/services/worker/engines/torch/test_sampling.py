@@ -1,4 +1,4 @@
-"""Draws by temperature, top-k and top-p, and log-probabilities."""
+"""Tests of how the torch engine draws tokens by temperature, top-k and top-p, and of logprobs."""
 
 import os
 from typing import Any

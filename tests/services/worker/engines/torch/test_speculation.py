@@ -1,5 +1,5 @@
-"""With a draft model the torch engine makes the tokens that it makes without one: greedy and drawn,
-by chains and trees, whatever else is in the batch and wherever the KV lies.
+"""Tests of speculation in the torch engine: with a draft model it makes the tokens that it makes
+without one, by chains and trees, whatever else is in the batch and wherever the KV lies.
 
 Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest
 tests/services/worker/engines/torch/test_speculation.py
@@ -54,10 +54,13 @@ ASKED = (
 
 
 def asked(n: int) -> Sampling:
+    """The sampling parameters of request n."""
     return ASKED[n % len(ASKED)]
 
 
 class Models(NamedTuple):
+    """A model, and two draft models for it."""
+
     target: Path
     near: Path  # a draft that is often right
     stranger: Path  # one of another family that never is

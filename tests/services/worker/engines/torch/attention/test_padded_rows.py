@@ -1,4 +1,4 @@
-"""Rows that are computed together, padded, attend to what each sees by itself."""
+"""Tests of attention over padded rows: each row attends to its own positions and to no others."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def nodes_of(part: Part) -> list[Node]:
 
 @pytest.mark.parametrize("nodes", [2, 16, 17, 62, 63, 80])
 def test_each_row_sees_its_own_positions_and_nothing_else(nodes: int) -> None:
-    """In particular no number of another sequence, which may be anything."""
+    """Another sequence's numbers are NaN here: a row that saw one would be NaN."""
     rng, blocks = Random(nodes), Blocks(POSITIONS, 1)
     torch.manual_seed(nodes)
     places = [Place(1, 200) for _ in range(4)]
