@@ -1,4 +1,4 @@
-"""`python -m loadgen` is `slackline`."""
+"""Runs the `slackline` command line, as `python -m loadgen`."""
 
 import sys
 

@@ -1,5 +1,5 @@
 """Fixtures and settings of all tests: a real nats-server, a module's own event loops, and no
-deadlines for examples.
+deadlines for Hypothesis.
 """
 
 import asyncio

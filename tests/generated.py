@@ -1,4 +1,4 @@
-"""Messages made from their types: valid ones, near-valid ones, and bytes that were tampered with.
+"""Makes messages from their types, to test decoders: valid, near-valid, and tampered bytes.
 
 Hypothesis draws the seeds, and prints that of a failure; `make fuzz` raises SLACKLINE_EXAMPLES.
 """

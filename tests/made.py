@@ -1,5 +1,5 @@
-"""Messages, records and facts for tests. A test names the values that matter to it; the others have
-the defaults below.
+"""Makes messages, records and other values for tests. A test names the values that matter to it;
+the others have the defaults below.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def worker_core(replica: str = "r1", incarnation: str = "i", **more: Any) -> Wor
 
 
 def hold(core: WorkerCore, slot: int, record: Record, body: Body, **more: Any) -> None:
-    """The planner of epoch 1 has the worker take in a request that was placed with it."""
+    """Have the worker take in a request that was placed with it, as its planner asks."""
     asked = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
     assert core.hold(asked, record, body, **{"now_unix_s": 0.0, **more}) == OfferAccepted()
 

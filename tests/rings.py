@@ -1,4 +1,4 @@
-"""Runs rings of tests: `python -m tests.rings fast slow live [-- options of pytest]`.
+"""Runs sets of tests, the rings: `python -m tests.rings fast slow live [-- options of pytest]`.
 
 `fast` is `make test`, with lint and types beside it. `slow` is the tests with the marker `slow`.
 `live` compares a live fleet with the simulator, and needs the machine to itself. The last line sums

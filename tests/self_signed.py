@@ -1,4 +1,4 @@
-"""A certificate that signs itself, made by OpenSSL."""
+"""Makes a self-signed TLS certificate for tests, by OpenSSL."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The pages are true in what a machine can check: every link, path, module, command and option
-that they name exists, and their lines are short.
+"""Tests of what a machine can check of the pages: every link, path, module, command and option that
+they name exists, and their lines are short.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""The structure holds: dependencies point inward, decisions do no IO, folders and files stay small,
-and every imported distribution is declared.
+"""Tests of the structure of the code: dependencies point inward, decisions do no IO, folders and
+files stay small, and every imported distribution is declared.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""Plots an advice, as SVG: the SLOs that are met over the number of GPUs, and the load and the
-violated requests over time.
+"""Plots the answer of `slackline advise` as SVG: the SLOs met over the number of GPUs, and the load
+and the violated requests over time.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Finds the busiest window of a plan, which decides how many replicas the plan needs."""
+"""Finds the busiest window of a plan of requests, which decides how many replicas it needs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A measured figure beside its aim, and the report of all figures, as JSON and as a table."""
+"""The figures of `slackline bench`, each beside its aim, and their report as JSON and table."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Searches for the prices of time (of a replica second in each cell) that give the least bound.
+"""Searches for the prices of a replica's time, cell by cell, that give the least bound (limit.py).
 
 Any prices give a bound (docs/bound.md, 5); the search only makes it tight. The search descends a
 smoothed dual, and judges by the true one.

@@ -1,4 +1,4 @@
-"""Computes the bounds of an instance: `alone`, `work`, `memory`, `pace` (docs/bound.md)."""
+"""Computes four bounds on the requests met: `alone`, `work`, `memory`, `pace` (docs/bound.md)."""
 
 import numpy as np
 

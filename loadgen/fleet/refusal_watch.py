@@ -1,4 +1,4 @@
-"""Says that running services refuse a changed configuration, which only their logs say."""
+"""Tells the user of a fleet that services refuse a changed configuration; else only logs say so."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a live table in a terminal, else a line every few seconds."""
+"""Shows the progress of a load: a live table in a terminal, else a line every few seconds."""
 
 import asyncio
 from collections.abc import AsyncIterator

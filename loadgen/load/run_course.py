@@ -1,4 +1,4 @@
-"""The course of a run: its latencies, and how many requests of each moment met their SLO."""
+"""The course of a run, for its plots: latencies, and how many requests met their SLO, by time."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The iteration that a virtual worker has under way."""
+"""The iteration that a simulated worker has under way: its plan, and what each entry will do."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Subscriptions that begin and end together: a single one, or all of a nats.micro service."""
+"""NATS subscriptions that begin and end together: a single one, or all of a nats.micro service."""
 
 import asyncio
 import contextlib

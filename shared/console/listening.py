@@ -1,4 +1,4 @@
-"""A collector that listens on a bus, as long as a context lasts."""
+"""Lets the console's collector hear a fleet's messages, for as long as a context lasts."""
 
 import asyncio
 from collections.abc import AsyncIterator

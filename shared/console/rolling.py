@@ -1,4 +1,4 @@
-"""Counts over the last minutes, in parts that are forgotten one by one."""
+"""Counts and latencies of the last minutes, for the console; the oldest are forgotten in parts."""
 
 import math
 from collections import Counter, deque

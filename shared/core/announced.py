@@ -1,5 +1,5 @@
-"""The profile of a worker as it is announced: the name of a shipped one, or the profile itself.
-A path is never announced: what it names is another file on another machine.
+"""The profile (iteration times) of a worker as its heartbeat announces it: the name of a shipped
+one, or the profile itself. A path is never announced: elsewhere it names another file.
 """
 
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Ascendra's five-coefficient form: a mix of the time to move bytes and the time to compute."""
+"""Ascendra's formula of an iteration's time, with five coefficients: moving bytes and computing."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The inverse of any monotone profile, by bisection."""
+"""The inverse of a profile: the most tokens whose iteration fits a time, found by bisection."""
 
 from collections.abc import Callable
 

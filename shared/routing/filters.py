@@ -1,4 +1,4 @@
-"""Filters of routing: which replicas, all with fresh digests, a request may be offered to."""
+"""Filters of routing: each says if a request may be offered to a replica with a fresh digest."""
 
 from shared.features import meets
 from shared.schemas import Digest, Offer

@@ -1,4 +1,4 @@
-"""The routings that have names; a policy's setting `router` names the one it uses."""
+"""The named routings, each an order of replicas to ask; a policy's setting `router` picks one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple

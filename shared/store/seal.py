@@ -1,5 +1,5 @@
-"""Values as stored bytes. Each is decoded once before it is written. Heavy ones are sealed: length
-and checksum precede the bytes from writer to reader; the server's checksum is only for its disk.
+"""Encodes values for the store, and decodes each once before it is written. Large ones are sealed:
+their length and checksum let a reader see damage; the server's checksum guards only its disk.
 """
 
 import struct

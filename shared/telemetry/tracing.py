@@ -1,4 +1,4 @@
-"""Chooses the tracing of a process. None costs nothing, and does not import the SDK.
+"""Chooses the tracing of a process. No tracing costs nothing: the SDK is not even imported.
 
 Tracing is on if OTEL_TRACES_EXPORTER is `otlp` or `console`, OTEL_EXPORTER_OTLP_ENDPOINT is set, or
 SLACKLINE_TRACE_FILE names a file for spans as JSON lines, to which many may append.

@@ -1,4 +1,4 @@
-"""The options that say the way to a NATS server."""
+"""Tests of the options and notes by which a command finds the NATS server of a fleet."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from loadgen.fleet.ports import HOST, free_port
 
 @pytest.fixture(autouse=True)
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which running fleets note their addresses."""
     monkeypatch.delenv("SLACKLINE_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path / "slackline"

@@ -1,4 +1,4 @@
-"""Generated Markdown has lines of 100 columns."""
+"""Tests of generated Markdown: prose is wrapped at 100 columns, and tables and code are not."""
 
 from loadgen.markdown import COLUMNS, wrap
 

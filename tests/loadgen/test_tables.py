@@ -1,4 +1,4 @@
-"""Tables fit a terminal of any width, and say what each row is about."""
+"""Tests of the tables that commands print: they fit a terminal of any width, and lose nothing."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Answers to offers and holds: one type for each, which JSON tools can read."""
+"""Tests of the answers to offers and holds: one type for each, which JSON tools can read."""
 
 import msgspec
 import pytest

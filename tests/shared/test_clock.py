@@ -1,4 +1,4 @@
-"""Clocks: within a process and between processes."""
+"""Tests of the clock of a process, and of the offsets between the clocks of processes."""
 
 import pytest
 from hypothesis import given

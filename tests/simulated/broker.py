@@ -1,5 +1,5 @@
-"""A broker in virtual time: messages between connections and durable state, with faults drawn from
-a seed.
+"""A simulated NATS broker in virtual time: it carries messages and keeps durable state, with faults
+drawn from a seed.
 
 A message travels two hops, connection to broker and broker to connection. Each hop keeps the order,
 as NATS does; routing and durable operations happen at the broker between the two. Further faults
@@ -47,7 +47,7 @@ class Faults:
 
 
 class Envelope(NamedTuple):
-    """A core message under way. `answers` receives the reply to it, at the broker."""
+    """A message under way that is not stored. `answers` receives the reply to it, at the broker."""
 
     subject: str
     payload: bytes
@@ -68,7 +68,7 @@ class Listening:
 
 class Broker:
     """A broker on the running virtual loop. `faults` may be replaced during a run: a calm end lets
-    the books settle.
+    the fleet settle.
     """
 
     def __init__(

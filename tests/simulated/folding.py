@@ -1,4 +1,4 @@
-"""Reads what became of each attempt from an ack log, without an event loop."""
+"""Reads an ack log (a worker's reports) for tests: what became of each attempt at a request."""
 
 from collections.abc import Iterable
 

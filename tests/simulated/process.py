@@ -1,4 +1,4 @@
-"""Processes of the simulated world, within one OS process: they are killed, paused and resumed.
+"""Simulated processes of a fleet, within one OS process: tests kill, pause and resume them.
 
 Every task, timer and callback scheduled from inside a process's context belongs to the process. A
 pause is a SIGSTOP: nothing of the process runs, its timers fire late, its messages wait. A kill is

@@ -1,4 +1,4 @@
-"""The listeners of a subject, with NATS' wildcards and queue groups."""
+"""Finds the listeners of a subject for the simulated broker, with NATS' wildcards and groups."""
 
 import random
 from typing import Generic, Protocol, TypeVar

@@ -1,5 +1,5 @@
-"""The durable state of a simulated broker: buckets and the log as JetStream has them, with the time
-passed in.
+"""The durable state of the simulated broker: buckets and the log, as JetStream has them. Callers
+pass the time.
 
 Every call happens at one instant, so the operations of all connections have one order.
 """

@@ -1,5 +1,5 @@
-"""The simulated broker: the same story for the same seed, faults that do what they say, deaths and
-returns.
+"""Tests of the simulated broker and bus: the same run for the same seed, faults that do what they
+say, and processes that die and return.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def echo(bus: Bus) -> Callable[[Note, Call], None]:
 
 
 async def talk(net: SimNet) -> list[tuple[float, str, str]]:
-    """A busy while with every fault there is; the trace of it."""
+    """The trace of a busy run with every fault there is."""
 
     async def serve(bus: Bus) -> None:
         await bus.subscribe("t.echo.*", Note, echo(bus), queue="q")

@@ -1,5 +1,5 @@
-"""Virtual time: an hour in milliseconds, one order of events for one seed, and processes that stop,
-return and die.
+"""Tests of the event loop on virtual time, and of simulated processes on it: one order of events
+for one seed, and processes that stop, return and die.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The options of commands, as lines of text."""
+"""Adds options to the parser of a command, from lines of text that describe them."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""The laboratory's runs for Ascendra's Figures 9 and 12."""
+"""The laboratory's runs that repeat Figures 9 and 12 of Ascendra's paper."""
 
 from msgspec.structs import replace
 

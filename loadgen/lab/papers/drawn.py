@@ -1,4 +1,4 @@
-"""Loads drawn at random: tiers, workload, definition, replicas, draft, bursts and rate."""
+"""Draws random loads for the laboratory: tiers, workload, definition, replicas, bursts, rate."""
 
 import math
 from random import Random

@@ -1,4 +1,4 @@
-"""Executes jobs in several processes. Each result is stored as soon as its run ends."""
+"""Executes the laboratory's jobs in several processes. Each result is stored as its run ends."""
 
 import sys
 from collections.abc import Sequence

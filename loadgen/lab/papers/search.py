@@ -1,4 +1,4 @@
-"""A job: a run, or a search for the capacity of a policy. One process does it, run after run."""
+"""A job of the laboratory, done by one process: a run, or a search for a policy's capacity."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""The laboratory's runs for SOLA's Figures 7 and 8: goodput under tight and loose SLOs."""
+"""The laboratory's runs that repeat Figures 7 and 8 of SOLA: goodput by tight and loose SLOs."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,5 +1,5 @@
-"""Remembers for an admission which requests no replica would hold of late. Another of the kind is
-refused without an offer, so most refusals under overload cost no write and no question.
+"""Remembers, for admission, the kinds of requests that all replicas declined of late. Another of
+the kind is refused without an offer, so most refusals under overload cost no write and no question.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The verdict of a request, from its record and its output."""
+"""Gives the record of a request that ended its verdict: why it ended, and if its SLO was met."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The slots of one replica: free, taken by an attempt, or in quarantine."""
+"""The slots of one replica, one for each request: free, taken, or in quarantine after an end."""
 
 from collections import deque
 from collections.abc import Set as AbstractSet

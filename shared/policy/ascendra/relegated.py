@@ -1,5 +1,4 @@
-"""Relegated requests within a batch of Ascendra: where standard requests leave room, and nowhere
-else.
+"""Adds relegated requests to a batch of Ascendra, where standard requests leave room for them.
 
 Relegated requests are ours: the paper drops requests that are too late (section 8.6). Room is what
 standard requests leave of the batch's requests, of its tokens, and of a quarter of the time that

@@ -1,5 +1,5 @@
-"""The price list: what one more token, chunk or decode adds to a full batch by the profile, in
-seconds. A profile is linear there, so a whole queue is priced in a few operations on columns.
+"""The policy slackline's prices: the seconds that one more token, chunk or decode adds to a full
+batch. A profile is linear there, so a whole queue is priced in a few operations on columns.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The next tokens of decodes that are judged by the mean over each ten tokens: token n may come ten
-paces after token n - 10. The first ten count from the first one.
+"""Computes when the next token is due, for decodes that are judged by the mean over each ten
+tokens: token n may come ten paces after token n - 10. The first ten count from the first one.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ NEXT = np.arange(TEN)  # the next token and those after it, as many as are in on
 
 
 class Windows:
-    """It keeps the instants of the last ten tokens of each request, by its slot."""
+    """Keeps the instants of the last ten tokens of each request, by its slot."""
 
     def __init__(self) -> None:
         self._arrived_unix_s = np.zeros(0)  # [slot] of the request that it knows

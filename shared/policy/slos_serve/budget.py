@@ -1,5 +1,5 @@
-"""PB*(t, n): the prefill tokens that fit into t while n decodes of each TPOT tier keep their pace
-(SLOs-Serve Eq. 2 and 3), as a rate.
+"""The rate of prefill tokens that fit beside n decodes of each TPOT tier while these keep their
+pace: PB*(t, n) of SLOs-Serve, Eq. 2 and 3.
 
 Without a draft, batches follow Algorithm 2: each is as long as the tightest TPOT among the decodes,
 each decode runs in as many batches as its own TPOT asks, and the rest is prefill. With a draft,

@@ -1,16 +1,15 @@
-"""The choice of new requests by the rule of Moore and Hodgson: the cheap stand-in for programme.py.
-The paper does not have it.
+"""The choice of the new requests that SLOs-Serve accepts, by the rule of Moore and Hodgson: a cheap
+stand-in for its dynamic programme (programme.py). The paper does not have it.
 
 Requests are taken in the order of prefill deadlines. Where one breaks a condition, a new request
 taken before is dropped: the one that asks for the most per value, counted in memory where memory is
 short, else in the tokens of its prompt and of its decode until then.
 
 Measured on 300 problems each as tests/shared/policy/slos_serve/test_programme.py draws them (10
-new, 5 forced; 1 or 2 tiers; 2026-11-21): with equal values it serves as many as the programme in
-all of them where memory is ample, and in 97 to 98 % where it is short. With values from 0.5 to 10
-it does worse in 9 to 13 %, and gets 93 to 98 % of the value. It takes a third of the programme's
-time (0.2 to 0.4 ms against 0.6 to 1.0), so the programme decides wherever its table is sure to stay
-small.
+new, 5 forced; 1 or 2 tiers): with equal values it serves as many as the programme in all of them
+where memory is ample, and in 97 to 98 % where it is short. With values from 0.5 to 10 it does worse
+in 9 to 13 %, and gets 93 to 98 % of the value. It takes a third of the programme's time (0.2 to 0.4
+ms against 0.6 to 1.0), so the programme decides wherever its table is sure to stay small.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""The choice of one of two constrained problems (SOLA section 4.4.1, Table 2), and the workload
-that each allows (section 4.4.3).
+"""SOLA's choice of what an iteration minimises, TTFT or TPOT, with the other as a constraint
+(section 4.4.1, Table 2), and the workload that each of the two problems allows (section 4.4.3).
 
 The constraint of the problem chosen is held for the share of requests that have it within their SLO
 now. That is all of them, unless both are broken (Table 2, last row) or the window still has the

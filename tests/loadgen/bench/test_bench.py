@@ -1,4 +1,4 @@
-"""`slackline bench` measures and shows every figure. No test depends on the values."""
+"""Tests of `slackline bench`: it prints every figure, and writes the same figures as JSON."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""Schedules made by hand in which every request is served, with the SLOs and the KV that they just
-keep: none of these requests is impossible.
+"""Makes schedules for the tests of the bound. Each serves all its requests, with SLOs and KV that
+are as tight as the schedule allows, so a right bound finds none of them impossible.
 """
 
 import math
@@ -55,7 +55,7 @@ class Schedule:
 
 
 def drawn(rng: Random, count: int, prompt: int, output: int, spread: float) -> list[Served]:
-    """Requests with lengths around these; `spread` 0: all alike."""
+    """Requests with lengths around those given; with a `spread` of 0 all are alike."""
 
     def tokens(median: int) -> int:
         return min(4000, max(1, int(rng.lognormvariate(0, spread) * median)))

@@ -1,5 +1,5 @@
-"""The bound: no scheduler beats it, its charges never exceed the time of an iteration, and it is
-informative under overload (charges, shares, lock-step: docs/bound.md).
+"""Tests of loadgen/bound, the limit on the requests that any scheduler can satisfy: no policy beats
+it, and it charges no iteration more than its time (docs/bound.md).
 """
 
 import itertools
@@ -58,7 +58,7 @@ LONGEST = 2048
 
 
 def forms() -> dict[str, Profile]:
-    """Every shipped profile, and the forms that none of them has."""
+    """Every shipped profile, and one of each formula that none of them has."""
     # Prompts cost next to nothing, and the base dominates iterations, so that their number matters.
     flat = SolaPolynomial(a0=1e-13, b0=1e-13, c0=1e-9, d0=0.0, a1=5e-4, b1=1e-12, c1=0.0)
     sola = SolaPolynomial(a0=1e-9, b0=2e-9, c0=8e-5, d0=4e-3, a1=2e-5, b1=1e-7, c1=1e-2)
@@ -80,7 +80,7 @@ def only(slo: Slo) -> TierSet:
 def random_requests(
     rng: Random, tiers: str, most: int, prompt: int, output: int, span_s: float
 ) -> list[PlannedRequest]:
-    """Requests, up to `most`, with lengths of a wide spread around these."""
+    """Up to `most` requests, whose lengths spread widely around those given."""
     arrivals_s = sorted(rng.uniform(0, span_s) for _ in range(rng.randint(1, most)))
 
     def tokens(median: int, limit: int) -> int:

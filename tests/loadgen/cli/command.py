@@ -1,4 +1,4 @@
-"""Runs commands of `slackline` in the process of a test."""
+"""Runs commands of `slackline` within a test's process, and reads what they print."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 def without_wall(found: Any) -> Any:
-    """The same without the wall times, which differ from run to run."""
+    """The command's JSON without wall times, which differ from run to run."""
     wall = ("wall_s", "requests_per_wall_s")
     if isinstance(found, dict):
         return {key: without_wall(value) for key, value in found.items() if key not in wall}
@@ -23,7 +23,7 @@ def without_wall(found: Any) -> Any:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line with which the command refuses these words."""
+    """The one line of error with which a command refuses these words."""
     try:
         code: object = main(words)
     except SystemExit as ended:
@@ -35,5 +35,5 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def of_line(line: str) -> list[str]:
-    """The words of a command line."""
+    """The words of a line, as a shell gives them to a command."""
     return line.split()

@@ -1,4 +1,4 @@
-"""`slackline chat` and `slackline submit` as a user sees them: questions, answers, latencies."""
+"""Tests of `slackline chat` and `slackline submit` on a running fleet: answers and latencies."""
 
 import asyncio
 import json
@@ -28,6 +28,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 
 async def begun(command: str, fleet: Fleet, *words: str) -> asyncio.subprocess.Process:
+    """A command of `slackline` that is started on the fleet."""
     pipe = asyncio.subprocess.PIPE
     access = fleet.access(User(Role.TENANT, "default"))
     words = (sys.executable, "-m", "loadgen", command, *words, "--url", access.url)

@@ -1,4 +1,4 @@
-"""Shells complete what the commands take."""
+"""Tests of `slackline completion`: shells complete commands, options and their values."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def completed(text: str, *line: str) -> list[str]:
-    """The words that bash offers for the last of these."""
+    """The words that bash offers to complete the last word of a line."""
     ask = (
         f"{text}\nCOMP_WORDS=({' '.join(repr(word) for word in line)}); "
         f"COMP_CWORD={len(line) - 1}; _shtab_slackline; printf '%s\\n' \"${{COMPREPLY[@]}}\""

@@ -1,4 +1,4 @@
-"""`slackline config` as an operator sees it."""
+"""Tests of `slackline config`: it explains a configuration line by line, and names each mistake."""
 
 import json
 import re

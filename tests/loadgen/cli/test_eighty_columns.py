@@ -1,5 +1,5 @@
-"""The widest tables of the commands fit a terminal of 80 columns, with every word that they have.
-They are made from what a fleet of some size would give.
+"""Tests that the widest tables of the commands fit a terminal of 80 columns, with no word cut off.
+The tables hold what a fleet of some size would give.
 """
 
 import io
@@ -34,7 +34,7 @@ WIDTH = 80
 
 
 class Shown:
-    """The tables that were printed, each as the lines in which it was."""
+    """The tables that a command printed, each with its lines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tables: list[tuple[Table, list[str]]] = []

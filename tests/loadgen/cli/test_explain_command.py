@@ -1,4 +1,4 @@
-"""`slackline explain` takes the names that a user has at hand, and prints what fits a terminal."""
+"""Tests of `slackline explain`: it takes any name of a request, and its text fits the terminal."""
 
 import io
 

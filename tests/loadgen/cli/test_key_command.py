@@ -1,4 +1,4 @@
-"""`slackline key` as an operator sees it."""
+"""Tests of `slackline key`: it prints a new HTTP key of a tenant once, and stores its hash."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`slackline` itself, whatever the command."""
+"""Tests of `slackline` before any command runs: Ctrl-C ends it without a traceback."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`slackline record`: which requests become rows, and a disk that is full."""
+"""Tests of `slackline record`: which requests become rows of its trace, and a disk that is full."""
 
 from pathlib import Path
 

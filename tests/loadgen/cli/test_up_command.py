@@ -1,4 +1,4 @@
-"""`slackline up` refuses what cannot be before anything starts."""
+"""Tests of `slackline up`: it refuses wrong options and configurations before anything starts."""
 
 import argparse
 from pathlib import Path

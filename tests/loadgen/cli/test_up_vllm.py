@@ -1,4 +1,4 @@
-"""`slackline up --engine vllm` passes its arguments to the worker and refuses nonsense at once."""
+"""Tests of `slackline up --engine vllm`: it passes vLLM's arguments on, and refuses wrong ones."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A configuration file, line by line."""
+"""Tests of the explanation of a configuration file: what each line sets, and when it counts."""
 
 from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 

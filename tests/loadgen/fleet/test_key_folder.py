@@ -1,4 +1,4 @@
-"""Keys are made once, never shown, and taken away for good; a server that runs learns of both."""
+"""Tests of the folder of a fleet's NATS keys: made once, never shown, and revoked for good."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The metrics of several processes on one page, read by Prometheus's own parser."""
+"""Tests of the page with the metrics of all processes of a fleet, by Prometheus's own parser."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Free ports."""
+"""Tests of the search for free ports, which the processes of a new fleet are to listen on."""
 
 import socket
 from pathlib import Path

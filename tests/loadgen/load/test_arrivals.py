@@ -1,5 +1,5 @@
-"""Arrivals have the rate and the burstiness asked for, repeat for a seed, and recorded ones keep
-their bursts.
+"""Tests of the arrival times of a load: they have the rate and the burstiness asked for, repeat for
+a seed, and keep the bursts of a recorded load.
 """
 
 import math

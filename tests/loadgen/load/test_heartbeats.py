@@ -1,4 +1,4 @@
-"""The load client learns from heartbeats what the fleet's engines are, and how they spent a run."""
+"""Tests of what `slackline load` reads in workers' heartbeats: the engines, and their time."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The counts of kept SLOs; the run itself on virtual time; the command line's errors."""
+"""Tests of `slackline load`: when it sends requests, and its report of which met their SLO."""
 
 import asyncio
 import json

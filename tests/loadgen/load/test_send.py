@@ -1,5 +1,5 @@
-"""Planned requests over a simulated NATS and over real HTTP: what goes out, and what is noted of
-the answers.
+"""Tests of the senders of `slackline load`, over simulated NATS and over real HTTP: what they send,
+and what they note of the answers.
 """
 
 import asyncio

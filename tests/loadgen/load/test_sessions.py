@@ -1,5 +1,5 @@
-"""Tool loops: rounds that follow one another, simulated and live, and how a whole session is
-judged.
+"""Tests of sessions (rounds of requests that follow one another, as in tool loops): when a round is
+sent, simulated and live, and when a whole session counts as met.
 """
 
 from collections.abc import Mapping, Sequence

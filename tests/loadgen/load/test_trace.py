@@ -1,4 +1,4 @@
-"""Traces in both formats, and errors that name the place; plans that repeat."""
+"""Tests of reading traces and tiers from files: errors name the place, and plans repeat by seed."""
 
 import gzip
 from contextlib import suppress

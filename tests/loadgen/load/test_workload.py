@@ -1,5 +1,5 @@
-"""The built-in workloads: the quantiles that QoServe published, the contexts they are held to, the
-short ones for small models.
+"""Tests of the built-in workloads (prompt and output lengths): they have the quantiles that papers
+published, and keep to the model's context.
 """
 
 from random import Random

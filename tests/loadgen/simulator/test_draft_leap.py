@@ -1,5 +1,5 @@
-"""A leap over iterations in which decodes draft changes only the cost: every figure is that of the
-run of single iterations.
+"""Tests of the simulator's leaps where decodes draft: iterations that are computed together give
+every figure that single ones give.
 """
 
 from array import array
@@ -35,7 +35,7 @@ TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=24, context_tokens=8000)
 
 
 class Counted:
-    """The events of cores while it is installed."""
+    """Counts the events that replica cores handle while it is installed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         handle = ReplicaCore.handle

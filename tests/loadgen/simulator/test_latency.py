@@ -1,5 +1,5 @@
-"""The law of control latency: seeded, in order where NATS keeps order, never drawn where control
-takes no time.
+"""Tests of the simulator's control latency: it is drawn by seed, no message overtakes another of
+its sender, and nothing is drawn where control takes no time.
 """
 
 import statistics
@@ -36,7 +36,7 @@ def run(
 
 
 def hops(latency: Latency, change: Callable[[Hop], Hop]) -> Latency:
-    """The same with each hop changed."""
+    """This latency with each of its hops changed."""
     return Latency._make(change(field) if isinstance(field, Hop) else field for field in latency)
 
 

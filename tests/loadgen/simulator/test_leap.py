@@ -1,5 +1,5 @@
-"""Leaping over alike iterations changes only the cost: the leapt run against the run of
-single iterations.
+"""Tests of the simulator's leaps: iterations that are alike are computed together, with the result
+that single ones give.
 """
 
 import dataclasses
@@ -36,6 +36,7 @@ def both(
     replicas: int = 1,
     tiers: TierSet = DEMO_3,
 ) -> tuple[SimulationResult, SimulationResult]:
+    """These requests, run with leaps and without."""
     return tuple(  # type: ignore[return-value]
         simulate(
             Traffic(requests, tiers),

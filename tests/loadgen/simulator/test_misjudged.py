@@ -1,4 +1,4 @@
-"""Engines that are slower than their profile, and outputs that are longer than was learned."""
+"""Tests of simulations where engines are slower, or outputs longer, than planners expect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

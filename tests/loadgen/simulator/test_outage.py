@@ -1,4 +1,4 @@
-"""Workers that die in virtual time: nothing is lost, and the rest of the fleet takes over."""
+"""Tests of simulated workers that die: nothing is lost, and the rest of the fleet takes over."""
 
 from collections.abc import Sequence
 from itertools import pairwise

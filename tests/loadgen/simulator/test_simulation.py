@@ -1,5 +1,5 @@
-"""The virtual driver: reproducible, conserving, exact where the answer is known, and able to tell a
-good policy from a bad one.
+"""Tests of the simulator: it repeats for a seed, loses no request or token, is exact where the
+answer is known, and tells a good policy from a bad one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,9 +139,7 @@ def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() 
 
 
 def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
-    """The run as `slackline load` would count it, with clients that have no network delay of their
-    own.
-    """
+    """The run as `slackline load` would count it, with clients that have no network delay."""
     times = result.token_unix_s
     assert times is not None
     made = Tally(tiers)

@@ -1,4 +1,4 @@
-"""The HTML reports of `load` and `compare`: one file, which loads nothing and runs nothing."""
+"""Tests of the HTML reports of `load` and `compare`: one file that needs nothing else."""
 
 import json
 import re

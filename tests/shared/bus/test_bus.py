@@ -1,5 +1,5 @@
-"""The contract of any Bus, as services rely on it. Each implementation gives `bus_pair`: two
-connections to one network.
+"""Tests that each Bus passes, the one on NATS and the simulated one: requests, messages, keys,
+leases, logs. `bus_pair` is two connections to one network.
 """
 
 import asyncio

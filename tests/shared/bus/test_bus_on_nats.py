@@ -1,5 +1,5 @@
-"""The behaviour that only the real bus shows: foreign bytes, tools of the services API, restarts,
-unfit servers, leaving.
+"""Tests of the bus with a real NATS server, for what a simulated one cannot show: foreign bytes,
+restarts and silence of the server, cancelled calls, leaving.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Echo(Struct, frozen=True, kw_only=True):
 
 @pytest_asyncio.fixture
 async def raw(nats_url: str) -> AsyncIterator[Client]:
-    """A client that knows nothing of ours."""
+    """A plain NATS client, without the code of our bus."""
     client = await nats.connect(nats_url, inbox_prefix="_ROLE.operator")
     yield client
     await client.close()

@@ -1,5 +1,5 @@
-"""Every message that crosses the bus or lies in the store, from bytes that anybody may have sent: a
-decoder gives a message or a PeerError, and a message that was decoded can be stored and read again.
+"""Tests of the decoders of all messages on the bus and in the store: from any bytes they make a
+message or a PeerError, and a decoded message can be stored and read again.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""NATS keys are those of NATS: the example of its documentation, and damage that is seen."""
+"""Tests of NATS keys: they are as in the example of NATS' documentation, and damage is seen."""
 
 import base64
 from pathlib import Path

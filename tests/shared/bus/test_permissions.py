@@ -1,4 +1,4 @@
-"""The table of permissions, and the answers that it allows."""
+"""Tests of the table of NATS permissions: the server allows each user just what the table says."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator

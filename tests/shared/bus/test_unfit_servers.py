@@ -1,4 +1,4 @@
-"""Servers and streams that are not as they must be: the error says what to do."""
+"""Tests of the bus at NATS servers and streams that are unfit for it: the error says what to do."""
 
 import asyncio
 import contextlib

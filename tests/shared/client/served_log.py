@@ -1,5 +1,5 @@
-"""The output of a request as a log; a server that streams it, and a reader that checks what comes
-of it.
+"""For tests of the client: the output of a request as a log, a server that streams it, and a reader
+that checks what the client shows of it.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Every token once and in order, whatever the network does to the events."""
+"""Tests of the client's reading of a stream: each token once, whatever the network does."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The client on a simulated network: every token once, and bounded waits."""
+"""Tests of the client on a simulated network: every token comes once, and every wait is bounded."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Messages as a fleet sends them, for those who listen."""
+"""Makes messages as a fleet sends them, for tests of the console."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The collector tells what a fleet's messages say, and stays small whatever it hears."""
+"""Tests of the console's collector: it tells what the fleet's messages say, in bounded memory."""
 
 import math
 from random import Random

@@ -1,4 +1,4 @@
-"""Counts over the last minutes."""
+"""Tests of the console's counts over the last minutes: quantiles, and what leaves the window."""
 
 import pytest
 

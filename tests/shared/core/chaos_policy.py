@@ -1,4 +1,4 @@
-"""Policies for the bench: one that does everything a policy may do, and one that is watched."""
+"""Policies for tests of a replica: one does at random all that a policy may, one is observed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,9 +23,7 @@ from shared.schemas import (
 
 
 class Chaos:
-    """Does everything a policy may do, at random, for a while; then serves in turn so that all
-    ends.
-    """
+    """Does at random all that a policy may for a while, then serves in turn so that all ends."""
 
     name = "chaos"
     declared = Declared(drops=True)
@@ -112,7 +110,7 @@ class Chaos:
 
 
 class Watched:
-    """Any policy; looks at each view it is shown before it decides."""
+    """Any policy; `look` gets each view before the policy plans by it."""
 
     def __init__(self, inner: Policy, look: Callable[[View], None]) -> None:
         self._inner, self._look = inner, look

@@ -1,4 +1,4 @@
-"""Records for tests."""
+"""Places the record of a request with a replica, for tests."""
 
 from shared.core.record import record as life
 from shared.schemas import Record
@@ -6,7 +6,7 @@ from shared.vocabulary import ReplicaId
 
 
 def placed(record: Record, replica: ReplicaId, incarnation: str) -> Record:
-    """The record with its next place, which its owner named."""
+    """The record once its owner has named this replica."""
     at = life.placed(record, record.owner, replica, incarnation, attempt=record.attempt)
     assert at is not None
     return at

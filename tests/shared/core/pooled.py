@@ -1,4 +1,4 @@
-"""Records of the best-effort pool, for tests."""
+"""Makes records of requests that wait in the best-effort pool, for tests."""
 
 from shared.schemas import Record
 from tests import made

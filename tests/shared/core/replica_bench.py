@@ -1,8 +1,8 @@
-"""A replica, its planner and worker, among requests and misfortunes.
+"""Plays requests and faults on one replica, its planner and worker, for tests of both.
 
 The bench stands for everything around the two: it offers, withdraws, cancels, settles, and offers
-again what came back. After every event it checks all books; at the end, that every request ended
-once with just the tokens it should have.
+again what came back. After every event it checks the state of both; at the end, that every request
+ended once with just the tokens it should have.
 """
 
 from collections.abc import Callable, Sequence

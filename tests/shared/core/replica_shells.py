@@ -1,5 +1,5 @@
-"""ReplicaCore and WorkerCore joined by unreliable messages in virtual time, with the sim engine's
-books as the GPU.
+"""Joins ReplicaCore and WorkerCore by unreliable messages in virtual time, for tests; the sim
+engine is the GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -64,6 +64,8 @@ REPLICA = ReplicaId("r1")
 
 @dataclass(frozen=True, kw_only=True)
 class World:
+    """The policy, the sizes and the faults of one run."""
+
     policy: str
     depth: int
     kv_blocks: int

@@ -1,4 +1,4 @@
-"""A profile that its worker announces: how it travels, and how a fleet plans by it."""
+"""Tests of the profile (iteration times) that a worker announces: how it travels and is used."""
 
 import asyncio
 import math

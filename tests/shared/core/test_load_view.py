@@ -1,4 +1,4 @@
-"""LoadView: the newest digest of each replica, with what was placed since taken off."""
+"""Tests of LoadView, a router's view: each replica's newest digest, less what was placed since."""
 
 import math
 

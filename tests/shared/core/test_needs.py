@@ -1,5 +1,5 @@
-"""A worker computes the need of a request, AdaServe's A(r), when the iteration begins: from the
-tokens that the request then has, whatever was known when the plan was made.
+"""Tests of the need of a request, AdaServe's A(r): the tokens that it must make in an iteration to
+keep its pace. The worker computes it as the iteration begins, from the tokens made by then.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The shipped models are what their cards say, and speak through both tokenizers alike."""
+"""Tests of the shipped models and their tokenizer: they are what their cards say."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Correction follows a machine of another speed."""
+"""Tests of the correction of a profile by measured iterations, on a machine of another speed."""
 
 import math
 from random import Random

@@ -1,4 +1,4 @@
-"""The cost of a draft model: a step, and what it reads of a prompt."""
+"""Tests of the cost of a draft model: the time of a step, and of reading a prompt."""
 
 import pytest
 from hypothesis import given

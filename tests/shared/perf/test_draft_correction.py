@@ -1,4 +1,4 @@
-"""The cost of a draft model is learned from acks."""
+"""Tests of the correction of a draft model's cost by what acks (workers' reports) say."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A fit of timings: what it predicts, and what it states."""
+"""Tests of the fit of a profile to measured iterations: its predictions, and its stated error."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The iteration-time profiles: what every form promises, and what the shipped files state."""
+"""Tests of profiles (iteration times by batch): what every form promises, and the files."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Timings of a made-up engine, and a profile that is fitted to them."""
+"""Makes timings of a made-up engine, and a profile that is fitted to them, for tests."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The counts of outcomes: everything that was offered met its SLO or is one violation."""
+"""Tests of the metrics of outcomes: a request that was offered is met, or is one violation."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Loads that Hypothesis draws for one or a few A100s, and their requests."""
+"""Makes the requests of loads that Hypothesis draws, for tests of whole runs on a few A100s."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The acceptance model is calibrated, and the schedule does not change it; a simulated replica that
-speculates.
+"""Tests of the acceptance model, which decides the drafts that a simulated engine accepts: it is
+calibrated, and no schedule changes it. Also tests a simulated replica that speculates.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""AdaServe: the need of a request, the depth and width of its drafts, budgets from the profile, the
-entries of an iteration, and the paper's experiments in small.
+"""Tests of the policy AdaServe: the need of a request, the depth and width of its drafts, budgets
+from the profile, the entries of an iteration, and the paper's experiments in small.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The properties of every policy, the orders of the baselines, and the registry."""
+"""Tests of the properties that every policy has, the orders of the baselines, and the registry."""
 
 import math
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""QoServe: chunks from slack, hybrid priority, relegation with hints, selective preemption, learned
-lengths.
+"""Tests of the policy QoServe: chunks from slack, hybrid priority, relegation with hints, selective
+preemption, learned lengths.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The choice of drafts to verify: within budget and caps, connected, the neediest first ([adaserve]
-Algorithm 2).
+"""Tests of the choice of drafts to verify: within budget and caps, connected, the neediest first
+([adaserve] Algorithm 2).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The policy `vllm`: whole prompts before decodes or chunks beside them, its two limits,
+"""Tests of the policy `vllm`: whole prompts before decodes or chunks beside them, its two limits,
 preemption, and drafts for every decode.
 """
 

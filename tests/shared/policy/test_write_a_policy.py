@@ -1,5 +1,5 @@
-"""The policy of docs/write-a-policy.md is read from the page, registered as the page says, held to
-the properties of every policy, and run beside fcfs.
+"""Tests of the example in docs/write-a-policy.md: read from the page, registered as the page says,
+held to the properties of every policy, and run beside fcfs.
 """
 
 import json

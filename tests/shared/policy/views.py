@@ -1,4 +1,4 @@
-"""Views of a replica made by hand, a linear profile, and Hypothesis strategies for both."""
+"""Makes views of a replica, as policies see it, and a linear profile; Hypothesis draws both."""
 
 import math
 from collections.abc import Sequence

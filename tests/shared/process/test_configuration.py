@@ -1,4 +1,4 @@
-"""Configuration: defaults, file, environment, and what stops the start."""
+"""Tests of a service's configuration: defaults, file, environment, and what stops the start."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,5 @@
-"""The loop that feeds the cores, on virtual time: what comes in which order, when Ticks come, and
-what ends it.
+"""Tests of the loop that feeds a service's core, on virtual time: the order of events, when Ticks
+come, and what ends the loop.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Logs: JSON lines with who said it, filtered by level."""
+"""Tests of a service's logs: JSON lines that say who wrote them and when, filtered by level."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Metrics: what a scraper reads is what was counted, and every service can be asked."""
+"""Tests of metrics: a scraper reads what was counted, and every service can be asked."""
 
 import asyncio
 import contextlib

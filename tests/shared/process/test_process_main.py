@@ -1,4 +1,4 @@
-"""The main of every service."""
+"""Tests of the start of every service: it raises its limit of open files."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A running service takes a changed configuration over, once it is whole and right."""
+"""Tests that a running service takes a changed configuration over, once it is whole and right."""
 
 import asyncio
 from collections.abc import AsyncIterator

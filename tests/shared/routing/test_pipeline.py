@@ -1,5 +1,5 @@
-"""The stages of a pipeline: filters leave replicas out, scorers decide in their order, a picker
-puts the rest in order.
+"""Tests of the stages of routing: filters leave replicas out, scorers decide in their order, a
+picker puts the rest in order.
 """
 
 from random import Random

@@ -1,4 +1,4 @@
-"""The routings that have names: attainable, round robin, SLOs-Serve's and Ascendra's."""
+"""Tests of the named routings: attainable, round robin, SLOs-Serve's and Ascendra's."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The file of keys: what is in it, what is not, and what a wrong line says."""
+"""Tests of the file of HTTP keys: what it holds, and the error that a wrong line gives."""
 
 from pathlib import Path
 

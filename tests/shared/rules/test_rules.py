@@ -1,4 +1,4 @@
-"""The rules of a configuration, and their change while a fleet runs."""
+"""Tests of the rules in a configuration (tiers, tenants, keys): how they are read, and changed."""
 
 from pathlib import Path
 

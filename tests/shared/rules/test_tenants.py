@@ -1,4 +1,4 @@
-"""The file of the limits of tenants."""
+"""Tests of the limits of tenants: how they are read from a file, and whom they bind."""
 
 from pathlib import Path
 

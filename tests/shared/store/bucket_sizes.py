@@ -1,4 +1,4 @@
-"""Sizes of the streams of a running nats-server, for an operator."""
+"""Reads and bounds the sizes of a running nats-server's streams, to fill the store in tests."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""An ack log with entries that no worker of ours writes: a reader leaves those out."""
+"""Tests of an ack log with entries that no worker of ours writes: a reader leaves those out."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Values in the bucket of records that no service of ours wrote: they are left alone."""
+"""Tests of stored records that no service of ours wrote: they are left alone and stop nothing."""
 
 import asyncio
 from random import Random

@@ -1,5 +1,5 @@
-"""Presence in virtual time: a dead process is gone within half a second, a paused one is not, and
-its lease goes to who asks for it.
+"""Tests of how services notice a dead process: it is gone within half a second, a paused one is
+not, and its lease goes to the next one that asks.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Records and bodies in a real store: what a lost race or a full bucket leaves behind."""
+"""Tests of the store of records and bodies: what a lost race or a full bucket leaves behind."""
 
 import asyncio
 import uuid

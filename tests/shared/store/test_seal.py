@@ -1,4 +1,4 @@
-"""A sealed value is whole or an error."""
+"""Tests of sealed values in the store: each is read whole, or is an error."""
 
 import pytest
 from hypothesis import given

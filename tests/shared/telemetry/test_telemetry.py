@@ -1,4 +1,4 @@
-"""Tracing: nothing when off; one trace across processes when on."""
+"""Tests of tracing: it imports nothing when off, and makes one trace across processes when on."""
 
 import subprocess
 import sys

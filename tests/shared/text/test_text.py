@@ -1,4 +1,4 @@
-"""Text to tokens and back, whatever the text and wherever it is split."""
+"""Tests of text to tokens and back: no text is lost, wherever it is split."""
 
 import json
 import sys

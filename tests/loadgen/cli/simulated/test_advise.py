@@ -1,4 +1,4 @@
-"""`slackline advise`: as many replicas as the load needs, and clear words where none is enough."""
+"""Tests of `slackline advise`: it finds the fewest replicas for a load, or says that none do."""
 
 import csv
 import json

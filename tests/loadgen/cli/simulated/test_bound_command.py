@@ -1,4 +1,4 @@
-"""`slackline bound` has the load and the fleet of `slackline simulate`."""
+"""Tests of `slackline bound`: it takes the options of `slackline simulate`; its JSON repeats."""
 
 import pytest
 

@@ -1,6 +1,5 @@
-"""`slackline capacity` finds the limit within its precision and lists the rates it tried.
-
-`simulate` agrees with it.
+"""Tests of `slackline capacity`: it finds the highest rate that a policy carries, within the
+precision asked for, lists every rate it tried, and agrees with `slackline simulate`.
 """
 
 from pathlib import Path

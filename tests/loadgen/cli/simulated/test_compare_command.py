@@ -1,6 +1,5 @@
-"""`slackline compare` puts policies on identical arrivals beside the bound.
-
-Results do not depend on the number of processes, and the processes end with the command.
+"""Tests of `slackline compare`: it serves the same arrivals under each policy, beside the bound.
+Results do not depend on the number of processes, which end with the command.
 """
 
 import os

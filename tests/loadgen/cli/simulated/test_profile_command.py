@@ -1,4 +1,4 @@
-"""`slackline profile` lists and shows the shipped profiles, and fits new ones to measurements."""
+"""Tests of `slackline profile`: it lists and shows the shipped profiles, and fits new ones."""
 
 import csv
 import json

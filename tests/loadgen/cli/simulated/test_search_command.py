@@ -1,6 +1,5 @@
-"""`slackline search` tries every combination and ranks the best first.
-
-`simulate` and `capacity` agree with its figures.
+"""Tests of `slackline search`: it tries every combination of a policy's settings, ranks the best
+first, and agrees with `slackline simulate` and `slackline capacity`.
 """
 
 from typing import Any

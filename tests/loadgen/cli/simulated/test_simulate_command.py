@@ -1,6 +1,5 @@
-"""`slackline simulate` prints JSON with stable keys and the same values for the same seed.
-
-A mistake in its arguments is one line.
+"""Tests of `slackline simulate`: its JSON has stable keys, and the same values for the same seed. A
+mistake in its arguments is told in one line.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""The program behind docs/laboratory.md: what it runs, how it goes on, and what it writes."""
+"""Tests of the program that makes the tables of docs/laboratory.md (our results beside the
+papers'): its runs, how it goes on after a break, and what it writes.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +205,7 @@ def test_work_that_was_broken_off_goes_on_where_it_stopped(
 
 
 def _same(one: RunResult, other: RunResult) -> bool:
-    """But for the time that they took."""
+    """Tells whether two results agree, but for the time that they took."""
     assert one.figures is not None and other.figures is not None
     return one.figures.by_tier == other.figures.by_tier
 

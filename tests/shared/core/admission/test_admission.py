@@ -1,4 +1,4 @@
-"""Requests that no replica holds: how many more may be asked, and who is relegated or refused."""
+"""Tests of admission for a request that every replica declined: it joins the pool or is refused."""
 
 from random import Random
 

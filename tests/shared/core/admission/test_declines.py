@@ -1,4 +1,4 @@
-"""Requests like one that was declined are not offered for a while."""
+"""Tests that admission, once a request is declined, offers none like it for a while."""
 
 from shared.core.admission.declines import FORGET_S, KINDS_LIMIT, TRY_S, Declines
 from shared.vocabulary import Slo

@@ -1,4 +1,4 @@
-"""The main cause of a late token, the words for it, and the phases of a life."""
+"""Tests of why a request was late: the main cause of its late token, in words, and its phases."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The sentence about a request says by how much it was late."""
+"""Tests of the sentence that explains a late request: by how much it was late, and why."""
 
 import pytest
 from msgspec.structs import replace

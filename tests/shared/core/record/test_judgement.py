@@ -1,4 +1,4 @@
-"""The four definitions of a met SLO: the delays that each tolerates, and those that it does not."""
+"""Tests of the four definitions of a met SLO: which delays each of them tolerates."""
 
 from collections.abc import Sequence
 

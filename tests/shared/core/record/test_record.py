@@ -1,4 +1,4 @@
-"""The life of a record: the whole table, the guards beside it, and what holds along every life."""
+"""Tests of a request's record: what every event does in every state, and along every life."""
 
 import ast
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
-"""Where a request's time goes: the account adds up to its life, across attempts, and the log tells
-the same as the worker.
+"""Tests of the account of where a request's time went: it adds up to the request's life, across
+attempts, and is the same from the worker and from its log.
 """
 
 from random import Random

@@ -1,4 +1,4 @@
-"""The speed at which the pool is emptied."""
+"""Tests of the estimate of how fast replicas take work out of the best-effort pool."""
 
 import pytest
 

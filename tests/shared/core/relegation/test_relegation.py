@@ -1,5 +1,5 @@
-"""The best-effort pool: which request goes to which replica, and when it is over. The core is
-held against a plain one that sorts everything.
+"""Tests of the core of relegation, which hands requests of the best-effort pool to replicas: it
+decides as a plain one does that sorts everything.
 """
 
 import math

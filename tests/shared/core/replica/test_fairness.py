@@ -1,4 +1,4 @@
-"""Tenants share a replica: a flood of one does not take what another asks for."""
+"""Tests of fairness on a replica: a flood from one tenant does not take the share of another."""
 
 from collections.abc import Iterable, Mapping
 from random import Random

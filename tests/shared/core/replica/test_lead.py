@@ -1,5 +1,5 @@
-"""The lead: the engine waits for plans no longer than its share, and new requests no longer than
-that takes.
+"""Tests of the lead, the time by which a plan leaves before the iteration under way ends: the
+engine waits for plans for no more than its share, and the lead is no longer than that takes.
 """
 
 from random import Random

@@ -1,4 +1,4 @@
-"""The request table owns its columns: nothing else in the core writes them."""
+"""Tests that no other file of the replica's core writes the columns of the request table."""
 
 import ast
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""ReplicaCore and WorkerCore together: whatever happens between them, every request ends once with
-just its tokens.
+"""Tests of ReplicaCore and WorkerCore together: whatever happens between them, every request ends
+once with just its tokens.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The columns of the request table: declared once, in `Rows` and `TableRows`; all else follows."""
+"""Tests of the request table: a row keeps its columns as it moves, and loses them at its end."""
 
 from dataclasses import fields
 

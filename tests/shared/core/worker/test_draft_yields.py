@@ -1,4 +1,4 @@
-"""The acceptance of drafts that a worker learns, and where a policy begins by it."""
+"""Tests of the share of drafts accepted, as a worker learns it and a policy begins with it."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""A request as its worker holds it."""
+"""Tests of a request that a worker holds: how many tokens of its prompt count as cached."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Ascendra: the value function under three budgets, offload, elastic batches."""
+"""Tests of the policy Ascendra: value functions under three budgets, offload, elastic batches."""
 
 import math
 from collections.abc import Sequence

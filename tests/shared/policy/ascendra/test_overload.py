@@ -1,4 +1,4 @@
-"""Ascendra under overload: who is given up, what relegated requests get, and the tickets of HP."""
+"""Tests of Ascendra in overload: which requests are given up, and what relegated ones get."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""The model of iteration times that Ascendra refits (section 5.1)."""
+"""Tests of the model of iteration times that Ascendra refits to what it sees (section 5.1)."""
 
 from random import Random
 

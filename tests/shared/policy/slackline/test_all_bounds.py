@@ -1,4 +1,4 @@
-"""SLOs that name several bounds, a TTFT, a pace and a TTLT: slackline holds each that counts."""
+"""Tests of the policy slackline by SLOs of TTFT, pace and TTLT: it holds each that counts."""
 
 import math
 from collections.abc import Sequence

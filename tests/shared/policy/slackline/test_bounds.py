@@ -1,4 +1,4 @@
-"""The longest waits that docs/slackline.md states, in overload: simulated, and view by view."""
+"""Tests of the longest waits of requests in overload, as docs/slackline.md states them."""
 
 import math
 from collections.abc import Iterator, Sequence

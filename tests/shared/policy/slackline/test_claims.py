@@ -1,4 +1,4 @@
-"""Slackline where a more important prompt finds no KV: who gives up theirs, and when."""
+"""Tests of the policy slackline where an important prompt finds no KV: who gives up theirs."""
 
 from dataclasses import replace
 

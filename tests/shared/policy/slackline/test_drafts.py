@@ -1,4 +1,4 @@
-"""Slackline: drafts, as many as bring the most tokens a second."""
+"""Tests of how far the policy slackline drafts: as far as it brings the most tokens a second."""
 
 import math
 from itertools import pairwise

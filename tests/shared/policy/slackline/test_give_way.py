@@ -1,4 +1,4 @@
-"""Slackline: who gives way."""
+"""Tests of the prefills that give way under the policy slackline, where not all can be in time."""
 
 import math
 from itertools import combinations
@@ -15,7 +15,7 @@ NO_PASSES = Passes(math.inf, math.inf, math.inf, 0.0, 0.0)
 
 
 def gone(passes: Passes, *items: tuple[float, float, float]) -> Bools:
-    """Those of prefills by (due, seconds, value), whose decodes cost nothing."""
+    """The prefills that give way, of those by (due, seconds, value); their decodes cost nothing."""
     due, seconds, value = (
         np.array(column, dtype=np.float64) for column in zip(*items, strict=True)
     )

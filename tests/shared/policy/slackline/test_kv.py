@@ -1,4 +1,4 @@
-"""Slackline where KV is short: the time that prefills without KV leave, who passes them, KV for
+"""Tests of the policy slackline where KV is short: who runs while a prefill finds none, KV for
 drafts, offers that would find none, and whole runs.
 """
 

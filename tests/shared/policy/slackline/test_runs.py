@@ -1,4 +1,4 @@
-"""Slackline: whole runs, simulated."""
+"""Tests of the policy slackline in whole simulated runs: what it takes, it serves in time."""
 
 import os
 from collections import Counter

@@ -1,4 +1,5 @@
-"""A search for loads on which slackline is three points behind any of the ten other policies.
+"""Tests of the policy slackline by a search for loads on which it is three points behind any of the
+ten other policies.
 
 `SEARCH=500 pytest tests/shared/policy/slackline/test_search.py` tries so many loads of each
 workload. A rival is stopped once it has lost too many requests to be three points ahead, so ten

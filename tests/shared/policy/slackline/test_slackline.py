@@ -1,4 +1,4 @@
-"""Slackline: one iteration, and who runs in it."""
+"""Tests of the policy slackline: which requests run in one iteration."""
 
 from dataclasses import replace as replaced
 

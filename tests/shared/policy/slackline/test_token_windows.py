@@ -1,4 +1,4 @@
-"""Decodes that are judged by the mean over each ten tokens: what early tokens may be spent on."""
+"""Tests of decodes judged by the mean over each ten tokens: what early tokens may be spent on."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""A SLOs-Serve policy that has seen outputs end, and rows and offers for it."""
+"""Makes the policy SLOs-Serve with outputs seen, and rows and offers for it, for its tests."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
-"""SLOs-Serve: draft lengths (appendix D), the cost of the draft model's reading, and acceptance
-learned.
+"""Tests of SLOs-Serve with a draft model: draft lengths (appendix D), the cost of the draft model's
+reading, and learned acceptance.
 """
 
 import itertools

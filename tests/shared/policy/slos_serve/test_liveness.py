@@ -1,4 +1,4 @@
-"""SLOs-Serve: no request waits for ever, and a request that is lost costs the others nothing."""
+"""Tests of SLOs-Serve: no request waits for ever, and a lost request costs the others nothing."""
 
 from collections.abc import Sequence
 

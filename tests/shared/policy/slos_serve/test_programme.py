@@ -1,5 +1,5 @@
-"""SLOs-Serve's admission: the dynamic programme against brute force, and the greedy stand-in
-against the programme.
+"""Tests of SLOs-Serve's admission: the dynamic programme against brute force, and the greedy
+stand-in against the programme.
 """
 
 import itertools

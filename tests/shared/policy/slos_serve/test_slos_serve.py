@@ -1,4 +1,4 @@
-"""SLOs-Serve: demands, budgets, batches, best-effort tier, and the whole policy."""
+"""Tests of the policy SLOs-Serve: demands, budgets, batches, best-effort tier, and whole runs."""
 
 import math
 from dataclasses import replace

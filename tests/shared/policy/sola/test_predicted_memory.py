@@ -1,4 +1,4 @@
-"""SOLA's output lengths (section 4.3) and the peak of memory that they predict (section 5.1)."""
+"""Tests of SOLA's prediction of output lengths (section 4.3) and of peak memory (section 5.1)."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,7 @@ from shared.policy.sola.peak_memory import PeakMemory
 
 
 def lefts(lengths: LengthDistributions, prompt: int, most: int, *generated: int) -> list[float]:
+    """The tokens that requests are predicted to make yet, by what they have made."""
     n = len(generated)
     columns = (
         np.full(n, prompt, np.int32),

@@ -1,4 +1,4 @@
-"""SOLA's state monitor, and which of its two problems an iteration solves."""
+"""Tests of SOLA's state monitor, and of which of its two problems an iteration solves."""
 
 import math
 from dataclasses import replace
