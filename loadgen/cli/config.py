@@ -62,8 +62,10 @@ def _check(path: str, as_json: bool) -> int:
         for setting in section.set
         if setting.origin.startswith(PREFIX)
     })  # fmt: skip
+    warnings = [each for section in file.sections for each in section.warnings]
     if as_json:
-        made = {"file": path, "lines": lines, "environment": variables, "faults": faults}
+        made = {"file": path, "lines": lines, "environment": variables}
+        made |= {"faults": faults, "warnings": warnings}
         print(msgspec.json.encode(made).decode())
         return 1 if faults else 0
     print(f"{path or 'no file: every setting has its default'}")
@@ -71,6 +73,8 @@ def _check(path: str, as_json: bool) -> int:
         _print_line(line)
     if variables:
         _print("", f"the environment wins over the file: {', '.join(variables)}")
+    for warning in warnings:
+        _print("", f"note       {warning}")
     for fault in faults:
         print(f"wrong      {fault}", file=sys.stderr)
     if not faults:

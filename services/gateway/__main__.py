@@ -27,6 +27,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__" and not told_settings(
-    "gateway", GatewayConfig, tiers_in, rules_of, check_certificate
+    "gateway", GatewayConfig, tiers_in, rules_of, check_certificate, GatewayConfig.beside_keys
 ):
     run_until_stopped("gateway", main())

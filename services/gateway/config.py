@@ -107,6 +107,13 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
                 "SLACKLINE_GATEWAY_WITHOUT_KEYS=true serves everybody who reaches the address"
             )
 
+    def beside_keys(self) -> str | None:
+        """The consequences of keys, in words for the operator; None without keys."""
+        if not self._has_keys:
+            return None
+        on = "opens with console_keys" if self.console_keys else "is off without console_keys"
+        return f"gateway: there are keys, so a caller without one gets 401, and the console {on}"
+
     @property
     def _has_keys(self) -> bool:
         return bool(self.keys) or any(

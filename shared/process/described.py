@@ -47,6 +47,7 @@ class Described(Struct, frozen=True, kw_only=True):
     fields: list[Field]
     set: list[Setting]
     faults: list[str]  # of the section as a whole
+    warnings: list[str]  # consequences that an operator may not expect
     schema: dict[str, Any]  # JSON Schema of the section
     definitions: dict[str, Any]  # the schemas that `schema` refers to
 
@@ -69,17 +70,19 @@ class _Fitting:
 
 def describe(section: str, kind: type[C], checks: Sequence[Callable[[C], object]]) -> Described:
     """The settings of a section. Each check raises ConfigError for a configuration that the service
-    would refuse when it starts; one that reads a value that is wrong itself is left out.
+    would refuse when it starts, and may return a warning in words. A check that reads a value that
+    is wrong itself is left out.
     """
     kinds: tuple[type[Struct], ...] = (kind,) if section == "gateway" else (kind, Watched)
     found, fault = settings_of(kind, section, os.environ)
     wrong = {setting.name for setting in found if setting.error}
-    faults = [fault] if fault and not wrong else []
+    faults, warnings = [fault] if fault and not wrong else [], []
     with contextlib.suppress(ConfigError):  # `fault` tells of a file that cannot be read
         cfg: Any = _Fitting(kind, section, os.environ, wrong) if fault else load(kind, section)
         for check in checks:
             try:
-                check(cfg)
+                if isinstance(told := check(cfg), str):
+                    warnings.append(told)
             except ConfigError as error:
                 faults.append(str(error))
             except _NotKnown:
@@ -94,6 +97,7 @@ def describe(section: str, kind: type[C], checks: Sequence[Callable[[C], object]
         fields=[field for one in kinds for field in _fields(one)],
         set=found,
         faults=list(dict.fromkeys(faults)),
+        warnings=warnings,
         schema=own,
         definitions={name: each for _, more in schemas for name, each in more.items()},
     )

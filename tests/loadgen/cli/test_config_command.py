@@ -53,6 +53,26 @@ def test_the_example_of_the_page_is_explained_line_by_line(
     assert not at_once["worker.profile_s"]
 
 
+def test_it_says_what_a_first_key_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slackline.toml"
+    for console, opens in (
+        ("", "is off without"),
+        ("[gateway]\nconsole_keys = 'k'\n", "opens with"),
+    ):
+        file.write_text(f"[tenants.acme]\nkeys = ['{64 * 'a'}']\n{console}")
+        assert run("check", str(file), "--json") == 0
+        [warning] = json.loads(capsys.readouterr().out)["warnings"]
+        assert f"a caller without one gets 401, and the console {opens} console_keys" in warning
+        assert run("check", str(file)) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"note {warning} every service would start with it" in said
+    file.write_text("[tenants.acme]\nweight = 2\n")
+    assert run("check", str(file)) == 0
+    assert "note" not in capsys.readouterr().out
+
+
 WRONG = [
     (
         "policy = 'no-such'\n[gateway]\nhost = '0.0.0.0'\n[worker]\npace = 'fast'\npaec = 1\n",
