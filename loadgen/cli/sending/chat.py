@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             case "/help":
                 _note(HELP)
             case "/tier" if ID_PATTERN.fullmatch(rest):
-                chat.tier = rest
+                chat.take_tier(rest)
             case "/system":
                 chat.system = rest
             case "/reset":
@@ -114,6 +114,31 @@ class Chat:
         ):
             self._forget_oldest()
         return good
+
+    def take_tier(self, name: str) -> None:
+        """Use this tier from now on, unless the fleet has none of this name."""
+        try:
+            asyncio.run(self._try_tier(name))
+        except SlacklineError as error:
+            _note(str(error))
+        else:
+            self.tier = name
+            _note(f"(tier {name} from now on)")
+
+    async def _try_tier(self, name: str) -> None:
+        """Raises PeerError for a tier that the fleet does not have. The request that asks has no
+        prompt, so a tier that there is refuses it for that.
+        """
+        from loadgen.load.connection import connected
+
+        request = GenerateRequest(request_id=new_request_id(), prompt="")
+        async with connected(self._access, "slackline-chat", TENANT, Clock(), PATIENCE) as client:
+            try:
+                with awaiting_admission(self._access.url):
+                    await client.submit(request, name)
+            except PeerError as error:
+                if error.param == "tier":
+                    raise
 
     def again(self) -> bool:
         """Asks the last question again. The old answer stays if the new one does not end well."""

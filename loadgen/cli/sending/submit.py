@@ -14,9 +14,8 @@ from loadgen.cli.options.common import awaiting_admission, check_id
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import printable, stream
-from shared.bus.api import RefusedError
 from shared.bus.users import Role, User
-from shared.client.client import Client, Handle, Patience, new_request_id
+from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
@@ -33,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         f"""
         --raw: continue the prompt as plain text, without the model's chat template
-        --tier TIER: tier of the request, by name (default: interactive if the fleet has it, else
-            the fleet's default tier)
+        --tier TIER = {AUTO}: tier of the request, by name (default: the fleet's)
         --tenant TENANT = {DEFAULT_TENANT}: tenant of the request
         --request-id ID: id of the request; a known id attaches to that request (default: a new id)
         --json: print one JSON object at the end instead of streaming
@@ -73,7 +71,7 @@ async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
 
 async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:
     began_s = time.monotonic()
-    handle = await _submitted(client, request, args.tier)
+    handle = await client.submit(request, args.tier)
     try:
         answer = await stream(handle, began_s, _quiet if args.json else _print)
     except asyncio.CancelledError:
@@ -95,15 +93,6 @@ async def _answer(client: Client, request: GenerateRequest, args: argparse.Names
         print()
     print(f"{answer.tier}, {answer.in_words}", file=sys.stderr)
     return 0 if answer.verdict.finish_reason in GOOD_ENDS else 1
-
-
-async def _submitted(client: Client, request: GenerateRequest, tier: str | None) -> Handle:
-    try:
-        return await client.submit(request, tier or "interactive")
-    except RefusedError as error:
-        if tier is not None or error.code != "unknown_tier":
-            raise
-    return await client.submit(request, AUTO)
 
 
 def _print(text: str) -> None:
