@@ -59,6 +59,7 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking_tokens: Count | None = None
     thought_unix_s: float = 0.0  # when the last thinking token was emitted
     windows: TpotWindows | None = None  # None: the SLO's definition does not need them
+    long_gaps: Count = 0  # between tokens, longer than the pace; counted where every gap is judged
 
     @staticmethod
     def begin(slo: Slo, arrived_unix_s: float) -> "Measure":
@@ -94,7 +95,10 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if slo.thinking_tbt_s is not None:
             thinks_until = math.inf if thinking_tokens is None else thinking_tokens
             thinking_s = slo.thinking_tbt_s
-        windows = self.windows
+        windows, long_gaps = self.windows, self.long_gaps
+        if self.tokens and slo.definition is Definition.EVERY_GAP:
+            pace_s = thinking_s if self.tokens < thinks_until else response_s
+            long_gaps += at_unix_s - self.last_unix_s > pace_s + CLOSE_S
         for made in range(self.tokens + 1, self.tokens + n + 1):
             if made == 1 and due == math.inf:
                 due = at_unix_s
@@ -113,6 +117,7 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
             thinking_tokens=thinking_tokens,
             thought_unix_s=at_unix_s if self.tokens < thinks_until else self.thought_unix_s,
             windows=windows,
+            long_gaps=long_gaps,
         )
 
     def first_late(

@@ -68,6 +68,7 @@ class Definition(StrEnum):
     MEAN_TPOT = "mean-tpot"
     MAX_TPOT_10 = "max-tpot-10"
     TTLT = "ttlt"
+    EVERY_GAP = "every-gap"
 
 
 class Missed(StrEnum):
@@ -105,7 +106,10 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     ttlt_x: Multiple | None = None
     """Time to last token, in multiples of that at zero load."""
     definition: Definition = Definition.DEADLINE
-    """When it counts as met: deadline, mean-tpot, max-tpot-10 or ttlt."""
+    """When it counts as met: deadline, mean-tpot, max-tpot-10, ttlt or every-gap."""
+    long_gap_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """The part of a request's gaps between tokens that may be longer than its pace, by `every-gap`.
+    """
 
     @property
     def in_multiples(self) -> bool:
@@ -114,7 +118,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
     @property
     def bounds_nothing(self) -> bool:
-        return self == Slo(definition=self.definition)
+        return self == Slo(definition=self.definition, long_gap_share=self.long_gap_share)
 
     @property
     def interactive(self) -> bool:
@@ -163,4 +167,5 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
             ttlt_s=tighter(self.ttlt_s, self.ttlt_x, zero_load_ttlt_s),
             thinking_tbt_s=self.thinking_tbt_s,
             definition=self.definition,
+            long_gap_share=self.long_gap_share,
         )

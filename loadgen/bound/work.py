@@ -103,12 +103,13 @@ def work_of(
 
 def _in_seconds(slo: Slo) -> Slo:
     """The SLO without the multiples of zero-load time, which differ from request to request."""
-    # By the other three definitions each bound only adds deadlines, so dropping it relaxes. By ttlt
+    # By the other definitions each bound only adds deadlines, so dropping it relaxes. By ttlt
     # a TTLT or a pace removes the deadlines of the other bounds.
     definition = slo.definition
     if definition is TTLT and slo.in_multiples:
         return Slo(definition=definition)
-    tbt_s = slo.tbt_s
+    # a gap that may be longer may be of any length, so then there is no pace
+    tbt_s = None if slo.long_gap_share else slo.tbt_s
     # The looser of two paces. Two stages with windows of their own may each be late by most of a
     # window, so there is no pace then.
     if slo.thinks:
@@ -154,7 +155,7 @@ def _after_s(slo: Slo, steps: int) -> tuple[float, float, float, float]:
     last_s = min(last_s, by_pace_s)
     if (
         paced
-        and definition in (Definition.DEADLINE, MAX_TPOT_10)
+        and definition in (Definition.DEADLINE, Definition.EVERY_GAP, MAX_TPOT_10)
         and not (definition is MAX_TPOT_10 and steps <= WINDOW_TOKENS)
     ):
         return first_s, last_s, start_s, tbt_s

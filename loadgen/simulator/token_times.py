@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from shared.measure import WINDOW_TOKENS, Measure, TpotWindows
+from shared.measure import CLOSE_S, WINDOW_TOKENS, Measure, TpotWindows
 from shared.vocabulary import Definition, Slo
 
 Floats = NDArray[np.float64]
@@ -30,17 +30,24 @@ def measured(
     dues = np.full(len(at) + 1, slo.pace_s(False))
     dues[1 : thinking if thinking_tokens is not None else thinking + 1] = slo.pace_s(True)
     dues[0] = due if due < float("inf") else at[0]
+    gaps = np.diff(at)
+    long_gaps = (
+        int(np.count_nonzero(gaps > dues[1:-1] + CLOSE_S))
+        if slo.definition is Definition.EVERY_GAP
+        else 0
+    )
     dues = np.add.accumulate(dues)
     return Measure(
         tokens=len(at),
         first_unix_s=float(at[0]),
         last_unix_s=float(at[-1]),
         next_due_unix_s=float(dues[-1]),
-        worst_tbt_s=float(np.diff(at).max(initial=0.0)),
-        late_tokens=int(np.count_nonzero(at > dues[:-1] + 1e-9)),
+        worst_tbt_s=float(gaps.max(initial=0.0)),
+        late_tokens=int(np.count_nonzero(at > dues[:-1] + CLOSE_S)),
         thinking_tokens=thinking_tokens,
         thought_unix_s=float(at[thinking - 1]) if thinking else 0.0,
         windows=_windows(at, thinking) if slo.definition is Definition.MAX_TPOT_10 else None,
+        long_gaps=long_gaps,
     )
 
 

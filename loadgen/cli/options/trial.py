@@ -77,8 +77,8 @@ def add_definition_argument(parser: argparse.ArgumentParser) -> None:
         type=Definition,
         choices=tuple(Definition),
         help="when an SLO is met: every token by its deadline, or by mean TPOT, by the worst TPOT "
-        "over 10 tokens, or by TTLT alone (default: as each tier says, and deadline where it says "
-        "nothing)",
+        "over 10 tokens, by TTLT only, or by every gap (default: as each tier says, and deadline "
+        "where it says nothing)",
     )
 
 

@@ -9,7 +9,7 @@ from loadgen.lab.papers.loads import OURS
 from loadgen.lab.papers.run import PROFILE, Run
 from shared.perf.draft import DRAFT
 from shared.rules.tiers import Tier, TierSet
-from shared.vocabulary import Definition, Slo
+from shared.vocabulary import Slo
 
 # Requests a second that two A100s carry, roughly: so much of it is offered that some loads are
 # light, and most are too heavy. And the mean output, roughly.
@@ -85,7 +85,7 @@ def several_bounds(seed: int, requests: float) -> Run:
     return replace(
         run,
         tiers=TierSet(name=f"several-{seed}", default="t0", tiers=tiers),
-        definition=rng.choice(tuple(Definition)).value,
+        definition=rng.choice((*DEFINITIONS, "ttlt")),
     )
 
 

@@ -1,5 +1,5 @@
-"""The four definitions in the literature of when a request's SLO counts as met; an SLO names
-one of them. Live verdicts, simulated ones and the load client's all come from here.
+"""The definitions of when a request's SLO counts as met, four of them from the literature; an SLO
+names one. Live verdicts, simulated ones and the load client's all come from here.
 
 A request meets its SLO if it finished (by stop or length) and kept every bound that its tier
 states. The definitions differ in how they judge the pace, the bound `tbt_s`:
@@ -14,9 +14,11 @@ max-tpot-10  The mean over each 10 tokens after the first is at most TBT, for th
              judged together. An output of 2 to 10 tokens is judged as one window.
 ttlt         Only the time to the last token counts. For a tier without a TTLT that bound is the
              deadline that TTFT and TBT give the last token ([qoserve] Eq. 2).
+every-gap    No gap between two tokens is longer than TBT, but for `long_gap_share` of a request's
+             gaps. Ours: for readers who notice each pause. Tokens that come together have no gap.
 
-The first three judge TTFT and TTLT alike: a tier is not held to a bound it does not have, so all
-four judge a tier with only a TTLT the same. Where a tier lacks a bound, `ttlt` works as follows: a
+All but `ttlt` judge TTFT and TTLT alike: a tier is not held to a bound it does not have, so all
+five judge a tier with only a TTLT the same. Where a tier lacks a bound, `ttlt` works as follows: a
 tier without TTFT has its pace counted from its first token, and a tier with only a TTFT is held to
 that.
 
@@ -53,6 +55,8 @@ def missed(measure: Measure, slo: Slo, arrived_unix_s: float) -> Missed:
             off_pace = _too_slow(slo, *_mean_tpots_s(measure, slo))
         case Definition.MAX_TPOT_10:
             off_pace = _too_slow(slo, *_worst_tpots_s(measure, slo))
+        case Definition.EVERY_GAP:
+            off_pace = measure.long_gaps > slo.long_gap_share * (measure.tokens - 1)
         case _:
             assert_never(slo.definition)
     if ttft_s > _or_inf(slo.ttft_s) + CLOSE_S:

@@ -31,6 +31,7 @@ from shared.vocabulary import Definition, Slo
 DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 LAST = DEFINITIONS.index(Definition.TTLT)
+GAPS = DEFINITIONS.index(Definition.EVERY_GAP)
 
 LOOSE_S = 0.2  # no pace is looser, so that no request holds KV for long
 FAR_S = 3600.0  # a prefill without any deadline is due so long after its arrival
@@ -232,7 +233,8 @@ def decodes_of(
     by_windows = (definition == WINDOWS) & paced
     eases = left.asked_s >= tbt_s  # no TTLT asks for more than the pace of the SLO
     if np.count_nonzero(paced):  # so many paces after the first token
-        even_s = np.where(paced & ~by_windows & eases, np.maximum(even_s, of_mean_s), even_s)
+        eased = paced & ~by_windows & eases & (definition != GAPS)
+        even_s = np.where(eased, np.maximum(even_s, of_mean_s), even_s)
     latest_s = even_s
     deadline_s = np.where(by_deadline & eases, next_s, even_s) if earns else even_s
     some = by_windows.nonzero()[0]

@@ -14,7 +14,7 @@ from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.draft_yields import ACCEPTANCE, DEEPEST, accepted_share, yields
 from shared.policy.seam import Bools, Choice, Drafts, Floats, Observation, Speculation, View
-from shared.policy.slackline.bounds import LOOSE_S, MARGIN_S, WINDOWS, Decodes
+from shared.policy.slackline.bounds import GAPS, LOOSE_S, MARGIN_S, WINDOWS, Decodes
 from shared.policy.slackline.iteration import filled, with_best_effort
 from shared.policy.slackline.prices import ONE, Prices
 from shared.policy.speculation import draft_rows_s, lacking
@@ -191,6 +191,8 @@ def _until_s(view: View, decodes: Decodes, windows: Bools, drafts: Bools, plan: 
     paced = np.isfinite(decodes.tbt_s)
     tbt_s = np.where(paced, decodes.tbt_s, 0.0)
     of_mean_s = first_s + made * tbt_s
+    every_gap = view.definition[decodes.rows] == GAPS  # drafts come with a token, and save no gap
+    of_mean_s = np.where(every_gap, decodes.even_s - more * tbt_s, of_mean_s)
     by_deadline = decodes.deadline_s > decodes.even_s
     of_mean_s = np.where(by_deadline, decodes.deadline_s, of_mean_s)
     of_windows_s = np.minimum((1.0 + more) * decodes.even_s, decodes.latest_s)

@@ -202,5 +202,7 @@ def pace_s(one: Served, definition: Definition) -> float:
         return windows.present_s()
     if definition in (Definition.MEAN_TPOT, Definition.TTLT):
         return float(after_s[-1]) / len(after_s)
+    if definition is Definition.EVERY_GAP:
+        return float(np.diff(one.token_at_s).max())
     assert definition is Definition.DEADLINE
     return float((after_s / np.arange(1, len(after_s) + 1)).max())

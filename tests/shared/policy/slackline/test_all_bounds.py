@@ -212,6 +212,15 @@ def test_a_ttlt_beside_a_pace_makes_tokens_come_faster(definition: Definition) -
         assert due_s[0] == pytest.approx(soon_s)
 
 
+def test_where_every_gap_counts_early_tokens_earn_nothing() -> None:
+    """Ten tokens that came early make the next one due later, but by this definition."""
+    row = Row(slot=1, tbt_s=0.1, definition=Definition.MEAN_TPOT)
+    gaps = replaced(row, definition=Definition.EVERY_GAP)
+    newest_s = view([decode(row, generated=10)]).newest_token_unix_s[0] - NOW
+    assert decodes_of(gaps).until_s.tolist() == pytest.approx([newest_s + 0.1])
+    assert decodes_of(row).until_s[0] > newest_s + 0.1
+
+
 def test_a_whole_answer_that_is_late_is_best_effort_from_then_on() -> None:
     rows = [
         decode(summary(n, ttlt_s=10.0, arrived_s=arrived_s), generated=10)
