@@ -37,7 +37,7 @@ def tier_table(picture: Picture) -> Table:
     for tier in picture.tiers:
         part, slo = (tier.met / tier.offered if tier.offered else None), tier.slo or Slo()
         out.add_row(
-            Text(tier.name),
+            Text(f"{tier.name}\nby {slo.definition}" if slo.tbt_s else tier.name),
             Text(f"{percent(part)}\nof {tier.offered}", style=_colour(part)),
             _beside(tier.ttft, slo.ttft_s),
             _beside(tier.tbt, slo.tbt_s),
