@@ -198,6 +198,15 @@ def test_every_make_target_exists(page: Path) -> None:
 
 
 @every_page
+def test_every_curl_for_an_answer_says_how_long_it_may_be(page: Path) -> None:
+    """Without `max_tokens` a simulated engine talks until its context is full."""
+    for block in re.findall(r"```.*?```", page.read_text(), re.DOTALL):
+        for command in re.split(r"\n(?=[^\n]*\bcurl )", block):
+            if re.search(r"v1/(chat/)?completions.* -d ", command, re.DOTALL):
+                assert "max_tokens" in command, command
+
+
+@every_page
 def test_lines_are_short(page: Path) -> None:
     """At most 100 columns. Tables, code, pictures and lines with a URL may be longer."""
     lines = enumerate(prose(page.read_text()).splitlines(), start=1)

@@ -12,6 +12,7 @@ from loadgen.bound.limit import alone
 from loadgen.load.mix import PlannedRequest
 from loadgen.trials.figures import Figures
 from loadgen.trials.parallel import run_all
+from loadgen.trials.remaining import Remaining
 from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 
@@ -132,6 +133,7 @@ def _fleets(
     for n in [n for n in range(len(trials)) if n not in with_draft] or with_draft:
         begin(n, None)
     found: dict[int, Fleet] = {}
+    remaining = Remaining(len(trials))
     for index, fraction in run_all(tasks, jobs):
         n, probe = runs[index]
         searches[n].ended(probe, fraction)
@@ -139,7 +141,7 @@ def _fleets(
         if not searches[n].over:
             continue
         found[n] = fleet = searches[n].fleet()
-        show(f"{title(fleet)}: {said(fleet)}")
+        show(f"{remaining.one_done()} {title(fleet)}: {said(fleet)}")
         for other in with_draft:
             if other not in searches and trials[other].deployment.profile == fleet.profile:
                 begin(other, fleet.replicas)

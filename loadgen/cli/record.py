@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from rich.console import Console
 
@@ -82,7 +82,7 @@ class Recording:
 
         self._began_unix_s = now_unix_s
         try:
-            with _opened(path) as file:
+            with _opened(path, "wt") as file:
                 rows = csv.writer(file)
                 rows.writerow(COLUMNS)
                 write()
@@ -90,6 +90,8 @@ class Recording:
                     yield write
                 finally:
                     write()
+            if path.is_file():
+                _sort(path)
         except OSError as error:
             raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
 
@@ -114,10 +116,20 @@ class Recording:
         return out
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path, mode: Literal["rt", "wt"]) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "wt", newline="", encoding="utf-8")
-    return path.open("w", newline="", encoding="utf-8")
+        return gzip.open(path, mode, newline="", encoding="utf-8")
+    return path.open(mode, newline="", encoding="utf-8")
+
+
+def _sort(path: Path) -> None:
+    """Put the rows, which were written as requests ended, into the order of arrival."""
+    with _opened(path, "rt") as file:
+        head, *rows = csv.reader(file)
+    sorted_path = path.with_name(f".sorted-{path.name}")
+    with _opened(sorted_path, "wt") as file:
+        csv.writer(file).writerows([head, *sorted(rows, key=lambda row: float(row[0]))])
+    sorted_path.replace(path)
 
 
 class Busy:

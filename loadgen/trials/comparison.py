@@ -16,6 +16,7 @@ from loadgen.simulator.simulation import SimulationResult
 from loadgen.trials.figures import Figures, figures_of, token_gaps_s
 from loadgen.trials.figures_table import named
 from loadgen.trials.parallel import run_all
+from loadgen.trials.remaining import Remaining
 from loadgen.trials.trial import Trial
 from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
@@ -107,15 +108,17 @@ def compare(
     rates = ", ".join(f"{rate_rps:g}" for rate_rps, _, _ in offered)
     policies = [named(t.deployment.policy, t.deployment.settings) for t in offered[0].trials]
     show(f"{len(tasks)} runs: {', '.join(['bound', *policies])} at {rates} requests/s")
+    remaining = Remaining(len(tasks))
     bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()
     for number, made in run_all(tasks, jobs):
         at, n = places[number]
         if isinstance(made, Bound):
             bounds[at] = made
-            show(_line(offered[at], "bound", made))
+            show(f"{remaining.one_done()} {_line(offered[at], 'bound', made)}")
         else:
             served[at, n], found = made, made.figures
-            show(_line(offered[at], named(found.policy, found.settings), found))
+            line = _line(offered[at], named(found.policy, found.settings), found)
+            show(f"{remaining.one_done()} {line}")
     rounds = []
     for at, (rate_rps, requests, trials) in enumerate(offered):
         row = [served[at, n] for n in range(len(trials))]

@@ -15,7 +15,7 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
     """The table of a run."""
     out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("")
-    latencies = (f"{name} p50 / p99" for name in ("TTFT", "TBT", "TTLT"))
+    latencies = (f"{name}\np50\np99" for name in ("TTFT", "TBT", "TTLT"))
     for name in ("SLO", "offered", "violated", "why", *latencies):
         words = name in ("SLO", "why")
         out.add_column(name, justify="left" if words else "right", no_wrap=not words)
@@ -24,7 +24,7 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
         spreads = (both(spread) for spread in (group.ttft_s, group.tbt_s, group.ttlt_s))
         out.add_row(
             name,
-            slo,
+            slo.replace(", ", "\n"),
             str(group.offered),
             percent(group.violated_fraction) if group.offered else "-",
             _why(group),
@@ -70,7 +70,7 @@ def named(policy: str, settings: Mapping[str, str]) -> str:
 
 
 def both(spread: Percentiles) -> str:
-    return "-" if spread.p50 is None else f"{seconds(spread.p50)} / {seconds(spread.p99)}"
+    return "-" if spread.p50 is None else f"{seconds(spread.p50)}\n{seconds(spread.p99)}"
 
 
 def _why(group: Group) -> str:
@@ -81,4 +81,4 @@ def _why(group: Group) -> str:
         ("TTLT", why.ttlt),
         ("unfinished", why.unfinished),
     )
-    return ", ".join(f"{count} {kind}" for kind, count in kinds if count)
+    return "\n".join(f"{count} {kind}" for kind, count in kinds if count)

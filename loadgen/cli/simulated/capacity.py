@@ -29,6 +29,7 @@ from loadgen.load.session import sessions
 from loadgen.tables import print_line, print_table, with_columns
 from loadgen.trials.figures_table import named
 from loadgen.trials.goodput import Probe, find_capacity
+from loadgen.trials.remaining import search_left
 from loadgen.trials.trial import Trial, most_missed
 from shared.errors import ConfigError
 from shared.perf.draft import DraftCost
@@ -107,9 +108,16 @@ def run(args: argparse.Namespace) -> int:
     for note in demand.notes:
         console.print(note, highlight=False)
 
+    seen: list[Probe] = []
+    last_s = began_s
+
     def show(probe: Probe) -> None:
+        nonlocal last_s
+        seen.append(probe)
+        took_s, last_s = time.perf_counter() - last_s, time.perf_counter()
         if not args.json:
-            console.print(line(probe), highlight=False)
+            left = search_left(seen, args.violations, args.precision, took_s)
+            console.print(line(probe) + left, highlight=False)
 
     capacity_rps, probes = searched(trial, demand, args.violations, args.precision, show)
     report = CapacityReport(

@@ -136,20 +136,13 @@ def typical(file: ProfileFile) -> list[dict[str, Any]]:
 
 
 def list_table(files: list[ProfileFile]) -> Table:
-    out = Table(box=SIMPLE_HEAD)
-    for name in ("profile", "GPU", "model", "TP", "form", "error", "KV tokens", "overhead"):
-        figure = name in ("TP", "error", "KV tokens", "overhead")
-        out.add_column(
-            name, justify="right" if figure else "left", no_wrap=name != "model", overflow="fold"
-        )
+    out = with_columns(Table(box=SIMPLE_HEAD), "profile|GPU|model|>TP|>error|>KV tokens")
     for file in files:
         out.add_row(
             *map(escape, (file.name, file.gpu, file.model)),
             str(file.tensor_parallel),
-            facts(file)["form"],
             mean_error(file.error),
             f"{file.kv_capacity_tokens:,}",
-            milliseconds(file.overhead_s),
         )
     return out
 

@@ -33,6 +33,7 @@ from loadgen.trials.figures import figures_of
 from loadgen.trials.figures_table import named
 from loadgen.trials.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
 from loadgen.trials.parallel import check_jobs, run_all
+from loadgen.trials.remaining import Remaining
 from loadgen.trials.trial import Trial
 from shared.errors import ConfigError
 
@@ -105,11 +106,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             tasks.append(partial(by_capacity, trial, demand, violations, args.precision, settings))
     results: dict[int, Carried | AtRate] = {}
+    remaining = Remaining(len(tasks))
+    if not args.json:
+        err.print(f"{len(tasks)} configurations, {jobs} at a time", highlight=False)
     for number, result in run_all(tasks, jobs):
-        results[number] = result
+        results[number], so_far = result, remaining.one_done()
         if not args.json:
             err.print(
-                f"[{len(results)}/{len(tasks)}] {line(args.policy, result)}",
+                f"{so_far} {line(args.policy, result)}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

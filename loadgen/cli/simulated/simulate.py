@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 
 import msgspec
 from rich.console import Console
@@ -12,6 +13,7 @@ from loadgen.load.report import zero_gap_note
 from loadgen.tables import print_line, print_table
 from loadgen.trials.figures import Figures, figures_of
 from loadgen.trials.figures_table import circumstances, figures_table, named
+from loadgen.trials.remaining import left
 from shared.perf.draft import DraftCost
 
 
@@ -22,11 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     trial, plan = read_run(args, console)
+    began_s = time.perf_counter()
     with console.status("simulating") as status:
         result = trial.serve(
             plan.requests,
             check_every=args.check,
-            progress=lambda now_s, ended: status.update(_progress(plan, now_s, ended)),
+            progress=lambda now_s, ended: status.update(_progress(plan, now_s, ended, began_s)),
         )
     figures = figures_of(trial, plan.requests, result)
     if args.json:
@@ -44,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(plan: Plan, now_s: float, ended: int) -> str:
+def _progress(plan: Plan, now_s: float, ended: int, began_s: float) -> str:
     """The progress in words. It exceeds 100 % while requests run after the last arrival."""
     share = f"{100 * now_s / plan.duration_s:.0f} %"
     return (
         f"{now_s:.0f} of {plan.duration_s:.0f} s simulated ({share}), "
         f"{ended} of {len(plan.requests)} requests have ended"
+        f"{left(now_s / plan.duration_s, began_s)}"
     )
 
 

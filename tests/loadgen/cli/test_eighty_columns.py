@@ -94,6 +94,16 @@ def test_the_tables_of_profiles_fit(words: tuple[str, ...], terminal: Callable[.
         check(of, lines)
 
 
+def test_a_comparison_of_four_policies_has_a_column_for_each(
+    terminal: Callable[..., Shown],
+) -> None:
+    load = ["--workload", "mix", "--rate", "4", "--duration", "4", "--jobs", "1", "--policies"]
+    policies = "fcfs:chunk_tokens=512,edf:chunk_tokens=512,qoserve,slackline"
+    [(of, lines)] = terminal("compare", *load, policies).tables
+    check(of, lines)
+    assert len(of.columns) == 6  # and not a paragraph for each row
+
+
 def loaded() -> Tally:
     """A run over the four default tiers."""
     tally = Tally(DEFAULT)

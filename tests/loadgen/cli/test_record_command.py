@@ -1,5 +1,6 @@
 """Tests of `slackline record`: which requests become rows of its trace, and a disk that is full."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ def test_requests_that_came_meanwhile_and_were_answered_are_rows(tmp_path: Path,
             recording.hear(one)
         write()
     recording.hear(ended(5.0))  # the file is closed, so this one is in no count
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "rt") as file:
+        assert [line.split(",")[0] for line in file] == ["arrival_s", "2.000000", "3.000000"]
+    assert [each.name for each in tmp_path.iterdir()] == [name]
     rows = read_trace(tmp_path / name).rows
     assert [(row.arrival_s, row.prompt_tokens, row.output_tokens, row.tier) for row in rows] == [
         (0.0, 20, 5, "chat"),

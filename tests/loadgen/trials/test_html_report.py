@@ -79,7 +79,7 @@ def test_compare_over_rates_shows_attainment_latencies_and_a_burst(
         "fcfs:chunk_tokens=512", "edf", "interactive: TTFT", "interactive: TBT", "SLO 2 s",
         "judged by deadline", "bound without drafts",
     ):  # fmt: skip
-        assert text in page.text, text
+        assert text in " ".join(page.text.split()), text
     assert page.tags.count("svg") == 3
     assert f"wrote {path}" in capsys.readouterr().err
 

@@ -117,7 +117,7 @@ def test_recorded_arrivals_are_thinned_and_compressed(
 def test_people_see_every_rate_that_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SEARCH) == 0
     shown = capsys.readouterr()
-    assert shown.err.count("requests violated\n") == shown.out.count("kept") + shown.out.count(
+    assert shown.err.count("requests violated") == shown.out.count("kept") + shown.out.count(
         "too many"
     )
     assert "too many" in shown.out and "seed 2" in shown.out

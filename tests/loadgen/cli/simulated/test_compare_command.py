@@ -63,12 +63,18 @@ def test_the_results_do_not_depend_on_the_number_of_processes(
     assert [one["rate_rps"] for one in alone["rates"]] == [3.0, 6.0]
 
 
-def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_a_column_per_policy_and_last_the_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*COMPARE, "--rate", "4", "--jobs", "1"]) == 0
     shown = capsys.readouterr()
-    rows = [line.split("  ")[1] for line in shown.out.splitlines() if "%" in line]
-    assert rows == ["fcfs:chunk_tokens=512", "edf", "bound without drafts: at least"]
-    assert "interactive" in shown.out and "judged by deadline" in shown.out
+    assert "judged by deadline" in shown.out
+    head, _, every = shown.out.partition("─" * 20)
+    assert " ".join(head.split()).endswith("fcfs bound chunk_tokens= without 512 edf drafts")
+    all_, *rows = [line.split() for line in every.splitlines() if "%" in line]
+    assert all_[0] == "all" and all_.count("%") == 3  # two policies, and the bound
+    assert [row[0] for row in rows] == ["interactive", "summary", "batch", "short", "long"]
+    assert all(row.count("%") == 2 for row in rows)
     runs, *ended = shown.err.splitlines()
     assert runs == "3 runs: bound, fcfs:chunk_tokens=512, edf at 4 requests/s"
     assert any("edf" in line for line in ended)

@@ -2,6 +2,7 @@
 first, and agrees with `slackline simulate` and `slackline capacity`.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -73,10 +74,10 @@ def test_people_see_each_configuration_as_it_ends_and_then_all_in_a_table(
 ) -> None:
     assert main(["search", *LOAD, *CHUNKS, "--rate", "9"]) == 0
     shown = capsys.readouterr()
-    assert (
-        "[1/2] fcfs:chunk_tokens=256: " in shown.err
-        and "[2/2] fcfs:chunk_tokens=1024: " in shown.err
-    )
+    begun, first, last = shown.err.splitlines()
+    assert begun.startswith("2 configurations, ")
+    assert re.match(r"\[1/2, about \d+ s left\] fcfs:chunk_tokens=256: ", first)
+    assert last.startswith("[2/2] fcfs:chunk_tokens=1024: ")
     assert (
         "fcfs:router=round_robin on azure-code, 9 requests/s; 2 x a100-llama3-8b" in shown.out
         and "seed 2" in shown.out

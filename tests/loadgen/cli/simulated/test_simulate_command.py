@@ -35,7 +35,8 @@ def test_the_progress_is_told_many_times_in_a_second_of_work(
     ]
     assert len(set(shares)) >= 5
     assert shares == sorted(shares)
-    assert re.search(r"\d+ of \d+ requests have ended$", told[-1])
+    assert re.search(r"\d+ of \d+ requests have ended", told[-1])
+    assert any(re.search(r", about \d+ s left$", text) for text in told)
 
 
 def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +45,7 @@ def test_a_note_explains_a_median_gap_of_nothing(capsys: pytest.CaptureFixture[s
         assert main([*COMMON, "--duration", "3", *more]) == 0
         out = capsys.readouterr().out
         assert ("TBT p50 0 ms: several tokens came in one iteration" in out) is noted
-        assert (" 0 ms / " in out) is noted
+        assert (" 0 ms " in out) is noted
 
 
 def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
@@ -142,7 +143,6 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for words in (
         "interactive",
-        "TTFT p50 / p99",
         "TTFT 2.0 s",
         "iterations",
         "importance 10",
