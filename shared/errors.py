@@ -16,8 +16,8 @@ SlacklineError
 
 import msgspec
 
-# What a decoder of msgspec raises for bytes that it does not take: ValueError where a text is not
-# UTF-8, RecursionError where they are nested deeper than the interpreter allows.
+# The errors that a decoder of msgspec raises for bytes that it does not take: ValueError for a text
+# that is not UTF-8, RecursionError for values nested deeper than the interpreter allows.
 UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 

@@ -55,7 +55,7 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_due_unix_s: float = math.inf  # deadline of the next token
     worst_tbt_s: float = 0.0
     late_tokens: Count = 0  # tokens after their deadline
-    # thinking tokens, the last included; None if it still thinks (and its SLO has a pace for that)
+    # thinking tokens; None while the request still thinks (and its SLO has a pace for thinking)
     thinking_tokens: Count | None = None
     thought_unix_s: float = 0.0  # when the last thinking token was emitted
     windows: TpotWindows | None = None  # None: the SLO's definition does not need them

@@ -1,4 +1,6 @@
-"""Finds place and reason of values that do not fit; places name tables, as msgspec's do not."""
+"""Finds place and reason of each value of a document that does not fit its type. Places name
+tables, as msgspec's do not.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -865,7 +865,7 @@ class TimeTold(Struct, frozen=True, kw_only=True):
 
 class Ended(Struct, frozen=True, kw_only=True):
     """A request of this tier ended, or some were refused at the door for want of room: then there
-    is no key and no verdict. Sent for those who watch; nothing depends on it.
+    is no key and no verdict. Sent for the console and the like; nothing depends on it.
     """
 
     tier: ShortText

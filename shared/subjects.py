@@ -35,10 +35,10 @@ TIMES = f"{ROOT}.times"
 RELEGATED = f"{ROOT}.relegated"
 # relegation -> admissions
 POOL = f"{ROOT}.pool"
-# planner -> worker, worker -> planner; those who watch a fleet hear these of all replicas
+# planner -> worker, worker -> planner; the console hears these of all replicas
 PLANS = f"{ROOT}.replica.*.plan"
 ACKS = f"{ROOT}.replica.*.acked"
-# admission, relegation -> those who watch the fleet
+# admission, relegation -> the console, and others that watch the fleet
 ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
 _TENANTS = frozenset(("requests", "attach", "explain", "tokens", "cancel", "stream"))

@@ -1,4 +1,4 @@
-"""Advises on a trace: how many replicas of which GPU, if a draft pays, which requests suffer."""
+"""Advises on a trace: how many replicas of which GPU, if drafts pay, which requests suffer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -12,7 +12,7 @@ from loadgen.bench.machine import Machine
 from loadgen.tables import with_columns
 from shared.errors import ConfigError
 
-# What a value in base units is multiplied by; other units show the value as it is.
+# The factor of a unit for a value in base units; other units show the value as it is.
 UNITS = {"ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0}
 
 

@@ -1,5 +1,5 @@
-"""Times a planning step, the digestion of an ack and the answer to an offer, of one replica's core
-without a bus.
+"""Times a replica's core (the object that decides, without I/O) without a bus: a planning step, the
+digestion of an ack, the answer to an offer.
 
 The replica is in a steady state: 256 requests decode and 64 wait at every step, and each request
 that ends is replaced. `slackline` is measured with a long queue as well.

@@ -1,5 +1,5 @@
-"""Computes the charge of a request for its work, in seconds of a replica, such that no iteration
-collects more seconds than it takes (docs/bound.md, 3).
+"""Computes for the bound how much a request is charged for its work, in seconds of a replica, such
+that no iteration collects more seconds than it takes (docs/bound.md, 3).
 
 An iteration collects `iteration_s` from the requests that get a token in it, and every chunk and
 every decode pays for itself besides.

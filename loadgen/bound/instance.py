@@ -1,4 +1,4 @@
-"""An instance as the bound sees it: requests' work, the time for that work, and its charges."""
+"""Puts the load whose bound is sought into numbers: work, the time for it, and its charges."""
 
 from collections.abc import Sequence
 

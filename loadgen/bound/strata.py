@@ -1,5 +1,5 @@
-"""Makes a lower limit of a profile: strata of the batch's tokens, in each of which an iteration
-takes at least a linear function of its batch.
+"""Makes a lower limit of a profile, for the bound: ranges of the batch's tokens (strata), in each
+of which an iteration takes at least a linear function of its batch.
 """
 
 import math

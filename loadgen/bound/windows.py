@@ -10,7 +10,7 @@ Cells = NDArray[np.int64]
 
 
 class Windows:
-    """Windows of cells of time, 0 .. cells - 1. One with first > last is empty."""
+    """Windows of cells of time, 0 .. cells - 1. A window with first > last is empty."""
 
     def __init__(self, first: Cells, last: Cells, cells: int) -> None:
         self.cells = cells

@@ -1,6 +1,6 @@
 """The work that each request asks of the replicas if its SLO is to be met: its prompt, its decode
-steps, and the windows of both. Where the work is not exact it is too little: the bound
-(docs/bound.md) may exclude no request that some scheduler could serve in time.
+steps, and the windows of both. Where the work is not exact it is an underestimate, since
+the bound (docs/bound.md) may exclude no request that some scheduler could serve in time.
 """
 
 import math

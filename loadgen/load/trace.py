@@ -1,9 +1,9 @@
 """Reads request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
-Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths
-only), `prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other
-columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`. A row with 0 tokens is that
-of a request that failed, and is left out.
+Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths only),
+`prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other columns are
+ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`. A row with 0 tokens tells of a failed
+request, and is left out.
 """
 
 import csv

@@ -32,9 +32,7 @@ class ReplicaFacts:
 
 
 class Outage(NamedTuple):
-    """A worker that dies at `from_s`, on the clock of the arrivals, and is there again, empty,
-    `for_s` later.
-    """
+    """A worker that dies at `from_s`, on the arrivals' clock, and is back, empty, `for_s` later."""
 
     replica: int  # counted from 0
     from_s: float

@@ -31,9 +31,7 @@ class Hop(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """The control latency of a fleet, one way unless stated otherwise; and how many plans a replica
-    has at once.
-    """
+    """A fleet's control latency, one way unless stated otherwise, and a replica's plan depth."""
 
     name: str
     depth: int

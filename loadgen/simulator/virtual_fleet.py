@@ -283,7 +283,7 @@ class VirtualFleet:
         self._write(life.declined(self._records[record.key], RELEGATION, attempt=record.attempt))
         self._pool(relegation.Declined(record.key, record.replica))
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ admission and relegation
 
     def _offer(
         self,

@@ -225,8 +225,8 @@ class VirtualReplica:
         self._timeline.at(ends_s, self._end, self._serial)
 
     def _again(self) -> bool:
-        """The iteration under way ends and one that is alike but for its drafts begins. False: no
-        such iteration may follow.
+        """The iteration under way ends, and the next one, alike but for its drafts, begins. False:
+        no such iteration may follow.
         """
         if not (self._leaps and self.worker.drafts and self.core.repeats > 1 + self._drafted):
             return False

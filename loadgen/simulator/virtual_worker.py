@@ -334,9 +334,7 @@ class VirtualWorker:
     # ------------------------------------------------------------ ends
 
     def lose(self) -> list[AttemptOver]:
-        """The process dies: the iteration under way is lost. Returns the attempts as the log has
-        them.
-        """
+        """The process dies: the running iteration is lost. Returns the attempts as logged."""
         self._running = None
         self._queue.clear()
         return [self._over(slot, "") for slot in list(self._requests)]

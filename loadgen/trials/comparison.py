@@ -44,9 +44,9 @@ class Offered(NamedTuple):
 
 
 class Served(NamedTuple):
-    """`planes` and `course` are empty and None unless latencies are wanted. The plane of a tier:
-    [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival, for the requests
-    that finished and have both bounds.
+    """One policy at one rate. `planes` and `course` are empty and None unless latencies are wanted.
+    The plane of a tier: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival,
+    for the requests that finished and have both bounds.
     """
 
     figures: Figures

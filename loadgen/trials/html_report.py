@@ -103,6 +103,6 @@ def _svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.fonttype": "none"}):
         figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = out.getvalue()
-    # what a file of its own would have: the prologue, and the addresses in its metadata
+    # left out, as only a file of its own has them: the prologue, and the metadata with addresses
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     return f"<figure>{text}</figure>"

@@ -1,4 +1,4 @@
-"""Applies cancels to requests whose records are stored, or are being stored."""
+"""Writes clients' cancels into the records of requests, and ends those that no worker holds."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from shared.vocabulary import RequestKey
 
 
 class Cancels:
-    """The cancels of one instance. One that comes before its request's record is stored is kept."""
+    """The cancels at one instance. A cancel that comes before the record is stored waits for it."""
 
     def __init__(
         self, records: Records, placement: Placement, chores: Chores, soon: Callable[[], None]
@@ -55,7 +55,7 @@ class Cancels:
             self._storing[key] = True
 
     async def write(self, key: RequestKey) -> None:
-        """Write the tombstone. A worker hears the cancel itself; a request that has none ends."""
+        """Mark the record as cancelled. Its worker hears the cancel itself; without one it ends."""
         try:
             await self._records.change(key, life.cancelled)
             await self._placement.end_cancelled(key)

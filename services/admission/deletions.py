@@ -50,7 +50,7 @@ class Deletions:
         self._listed_unix_s = clock.unix_s()
 
     def opened(self, record: Record) -> None:
-        """A record was stored."""
+        """Note that a record was stored."""
         self._open[record.key] = record
 
     async def end(self, listing: Listing) -> bool:

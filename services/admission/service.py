@@ -1,4 +1,4 @@
-"""Takes requests in, places them, and records their ends. Any instance may serve any request."""
+"""The admission service: any instance takes requests in, places them and records their ends."""
 
 import asyncio
 from contextlib import suppress

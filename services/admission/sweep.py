@@ -1,6 +1,6 @@
 """The sweep reads every open record, and repairs what a death, a lost message or a restarted broker
-left: all recovery is here. A sweep runs every `sweep_s`, and soon after events that may strand
-requests. Each step is a compare-and-set, so any number of instances may sweep at once.
+left behind: all recovery is here. A sweep runs every `sweep_s`, and soon after events that may
+strand requests. Each step is a compare-and-set, so any number of instances may sweep at once.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Sweep:
         self._deletions = Deletions(bus, clock, records, placer, workers, ending, self._fenced_log)
 
     def opened(self, record: Record) -> None:
-        """A record was stored."""
+        """Note that a record was stored."""
         self._deletions.opened(record)
 
     @property

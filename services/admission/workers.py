@@ -1,4 +1,4 @@
-"""Keeps the living workers, by their heartbeats, and the offsets of their clocks."""
+"""Keeps track of the living workers, by their heartbeats, and of the offsets of their clocks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -181,7 +181,7 @@ class Console:
         finally:
             begun.cancel()
 
-    # ------------------------------------------------------------ who may look
+    # ------------------------------------------------------------ access
 
     @property
     def _off(self) -> bool:

@@ -1,4 +1,4 @@
-"""Makes GET /openapi.json from the structs that are read and written, so it says what they say."""
+"""Makes GET /openapi.json from the structs that bodies are read into and answers written from."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

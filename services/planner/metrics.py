@@ -1,4 +1,4 @@
-"""The metrics of a planner: numbers of each replica it plans for."""
+"""Exports the metrics of a planner: the numbers of each replica that it plans for."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""Plans for one leased replica: its core, its inbox, and the messages between it and the bus."""
+"""Plans for one replica, under a lease: carries messages between the bus and the replica's core,
+the object that makes the decisions.
+"""
 
 import asyncio
 from collections import deque
@@ -169,7 +171,7 @@ class ReplicaPlanner:
         else:
             self._inbox.offer(Heartbeat(announce))
 
-    # ------------------------------------------------------------ what the core asks for
+    # ------------------------------------------------------------ the core's actions
 
     async def _perform(self, action: ReplicaAction) -> None:
         match action:

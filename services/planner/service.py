@@ -1,4 +1,4 @@
-"""The planner: it leases replicas, plans for them, and gives one up once its lease is in doubt."""
+"""The planner service: leases replicas, plans for them, gives one up if its lease is in doubt."""
 
 import asyncio
 from collections import deque

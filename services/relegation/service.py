@@ -1,4 +1,4 @@
-"""Relegation places the best-effort pool: the relegated records. One instance acts, by lease."""
+"""The relegation service: places the best-effort pool's requests. One instance acts, by lease."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Stores a worker's acks in its log, in order, each before anything of the ack leaves."""
+"""Stores a worker's acks (reports of iterations) in its log, in order, before they leave."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ FENCE_S = 1.0  # the longest look for a fence: a heartbeat waits for it
 
 
 class FencedError(Exception):
-    """An admission declared this incarnation lost, or another incarnation registered after it."""
+    """An admission declared this life of the worker lost, or another began after it."""
 
 
 @dataclass(frozen=True, slots=True)

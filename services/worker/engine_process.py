@@ -58,7 +58,7 @@ _decode_ran = msgspec.msgpack.Decoder(Ran).decode
 
 
 class EngineProcess:
-    """The worker's end of the socket. Implements services.worker.runner.Runner."""
+    """The worker's end of the socket. Implements Runner (services/worker/runner.py)."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ async def _end(process: asyncio.subprocess.Process) -> str:
     return f"exit status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
 
 
-# ---------------------------------------------------------------- the other end
+# ---------------------------------------------------------------- the child process's end
 
 
 def main(fd: int) -> None:

@@ -2,8 +2,8 @@
 
 A schema of 100 bytes can take hours and all memory. So a process beside the engine forks for each
 format, and the copy compiles it and begins to write by it. The kernel ends a copy that takes more
-CPU time or memory than any usual format. What is left for the engine takes no longer than the copy
-did. `python -m services.worker.grammar_trial FD` is the other end.
+CPU time or memory than any usual format. The engine's own compilation takes no longer than the
+copy's did. `python -m services.worker.grammar_trial FD` is the other end.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class GrammarTrial:
         return tried
 
 
-# ---------------------------------------------------------------- the other end
+# ---------------------------------------------------------------- the child process's end
 
 
 def main(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Exports the metrics of a worker, over all its incarnations."""
+"""Counts what the engine of a worker does, and exports the counts as metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ class _Held:
 
 
 class WorkerMetrics:
-    """Every family has the labels `model_name` (vLLM's own) or none, and `replica`."""
+    """One object for the process: it stays when the worker is fenced and begins again. Each family
+    has the label `replica`, and under vLLM's names `model_name` as well.
+    """
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ class _Stop:
 
     def advance(self, character: str) -> bool:
         """True when this character completes the string."""
-        # it was complete, and was ignored
+        # beyond a match that was complete, and was ignored
         k = self.matched if self.matched < self.length else self._fallback[-1]
         while k and character != self.text[k]:
             k = self._fallback[k - 1]

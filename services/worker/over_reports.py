@@ -1,4 +1,4 @@
-"""Reports to admission that attempts have ended, once the log has their acks, until it answers."""
+"""Reports ends of attempts to admission, from when the log has their acks until it answers."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Answers a planner that takes over the replica (a resync): all that the worker holds, in pages."""
+"""Tells a planner that takes over the replica all that the worker holds (a resync), in pages."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""One worker takes requests in, runs plans, stores acks, and then lets tokens out."""
+"""The worker service: takes requests in, runs plans, stores acks, and then lets tokens out."""
 
 import asyncio
 import secrets
@@ -63,7 +63,7 @@ HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
 
 
 class WorkerService:
-    """One incarnation. `run` returns when stopped, or raises FencedError."""
+    """One incarnation (life of the worker). `run` returns when stopped, or raises FencedError."""
 
     def __init__(
         self,
@@ -443,7 +443,7 @@ async def serve(
     rng: Random | None = None,
     metrics: Registry | None = None,
 ) -> None:
-    """Incarnation after incarnation, until stopped."""
+    """Run incarnations (lives of the worker) one after another, until stopped."""
     rng = rng or Random(secrets.randbits(64))
     subjects.check_id(cfg.replica, "replica")
     counted = WorkerMetrics(
@@ -463,7 +463,7 @@ async def serve(
             )
             await runner.reset()
             counted.forget()
-            # of two that fence each other, the one that comes back later finds the other there
+            # if two fence each other, the worker that comes back later finds the other there
             await asyncio.sleep(rng.random())
 
 

@@ -1,4 +1,4 @@
-"""Runs one iteration beside the engine: frees, loads, computes, ends outputs, makes the text."""
+"""Runs one iteration beside the engine: frees, loads, computes, ends outputs, makes their text."""
 
 from collections.abc import Mapping, Sequence
 

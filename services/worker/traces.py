@@ -1,5 +1,6 @@
-"""Writes the worker's spans. An iteration whose plan is traced is a span of each request in it,
-linked to the plan's trace, and a span of that trace. A plan without a traceparent has none.
+"""Writes the worker's spans (OpenTelemetry). An iteration whose plan is traced is a span of each
+request in it, linked to the plan's trace, and a span of that trace. A plan without a traceparent
+has none.
 """
 
 from shared.core.worker.step import Ran, Step

@@ -2,8 +2,8 @@
 
 nats-py's KeyValue has no TTL on update and reads through a consumer. Here a write is one request
 with an expected sequence, a read one direct get, a listing a few batches of direct gets (5,000 keys
-of 1 KB in 0.13-0.21 s). A stream replica that is behind may answer. That is safe: whoever reads
-then writes by compare-and-set, or waits until the answer is new enough.
+of 1 KB in 0.13-0.21 s). A stream replica that is behind may answer. An old answer does no harm: its
+reader then writes by compare-and-set, or waits for a newer one.
 """
 
 import datetime as dt
@@ -245,7 +245,7 @@ class StreamKeyValue:
 
 class StreamLeases(StreamKeyValue):
     """The bucket of leases, whose stream keeps one message per key. All leases are gone after
-    seconds, so an old one that comes back does no harm. A holder may write its own lease only: it
+    seconds, so an old lease that comes back does no harm. A holder may write its own lease only: it
     must neither purge nor roll up.
     """
 

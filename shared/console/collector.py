@@ -1,6 +1,6 @@
-"""The collector: makes a picture of the last minutes of a fleet, for those who watch, from the
-fleet's own messages. Sans-IO: messages and time in, a picture out; its memory is bounded. Only
-`Ended` and answers to `Roster` are sent for it.
+"""The collector: makes a picture of the last minutes of a fleet, for the console, from the fleet's
+own messages. Sans-IO: messages and time in, a picture out; its memory is bounded. Only `Ended` and
+answers to `Roster` are sent for it.
 """
 
 import math
@@ -53,7 +53,7 @@ class Collector:
         self._newest = 0
         self._pool_requests = 0
 
-    # ------------------------------------------------------------ what it hears
+    # ------------------------------------------------------------ messages in
 
     def hear_digest(self, digest: Digest, now_unix_s: float) -> None:
         watch = self._watch(digest.replica)
@@ -186,7 +186,7 @@ class Collector:
                 if slot not in named and now_unix_s - life.heard_unix_s > STALE_S:
                     self._leave(watch, slot, "", now_unix_s)
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ questions and pictures out
 
     def questions(self, now_unix_s: float) -> list[tuple[ReplicaId, list[int]]]:
         """The replicas whose planner is to be asked now for requests, in these slots or in all."""
@@ -225,7 +225,7 @@ class Collector:
         found = self._lives.get(key) or self._ended.get(key)
         return None if found is None else found.picture(now_unix_s)
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ helpers
 
     def _watch(self, replica: ReplicaId) -> ReplicaWatch | None:
         watch = self._replicas.get(replica)

@@ -1,4 +1,4 @@
-"""The life of one request, as the collector hears of it."""
+"""Keeps the life of one request for the console: its steps and tokens, as messages tell them."""
 
 import math
 from array import array

@@ -1,4 +1,4 @@
-"""One replica as the console hears of it: its digests, plans and acks."""
+"""Keeps what the console knows of one replica, from the digests, plans and acks that it hears."""
 
 import math
 from collections import deque

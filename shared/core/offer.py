@@ -1,4 +1,4 @@
-"""The offer of a request, made from its record: all that a planner may know of the request."""
+"""Makes the offer of a request from its record: all that a planner may know of the request."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Limits that tenants share (`Shares`), and the line of things that wait for a turn (`Line`). A
+"""Shares a limit among tenants (`Shares`), and lines up things that wait for a turn (`Line`). A
 single tenant may have all the room. Where several have some, each may add things only up to its
 share by weight; a tenant above its share gets nothing more until it is back within.
 """
@@ -51,7 +51,7 @@ class Shares:
 
 class Line(Generic[T]):
     """Things that wait for work, of which `at_once` are worked on at a time. A tenant with none at
-    work waits for no other; the next turn is that of the tenant with least of its share.
+    work waits for no other; the next turn goes to the tenant that has the least of its share.
     """
 
     def __init__(self, at_once: int) -> None:

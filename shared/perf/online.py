@@ -138,9 +138,9 @@ class Corrected:
     core owns the profile, and only that core calls `observe`. `now` stays the same object while
     predictions stay the same.
 
-    What slows the machine slows all iterations: one shared ratio follows fast. Factors for the
-    regimes, 1 on average, are learned slowly beside that ratio. Predictions lean up by the regime's
-    scatter. The same observations give the same predictions.
+    A slow machine slows all iterations: one shared ratio follows fast. Factors for the regimes, 1
+    on average, are learned slowly beside that ratio. Predictions lean up by the regime's scatter.
+    The same observations give the same predictions.
     """
 
     def __init__(self, base: Profile) -> None:

@@ -1,4 +1,6 @@
-"""Linear fits over strata of the batch's tokens: what QoServe's authors published."""
+"""The profile that QoServe's authors published: linear fits of a batch's time, each for a range
+(stratum) of the batch's tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple

@@ -1,4 +1,4 @@
-"""Ends requests for admission and relegation: the first verdict written wins; then all are told."""
+"""Ends requests for admission and relegation: the first verdict written wins, and is announced."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Ending:
-    """Sets verdicts on behalf of one service."""
+    """Writes and announces verdicts on behalf of one service."""
 
     def __init__(
         self,

@@ -89,9 +89,7 @@ def shape_of(view: View, decodes: Decoding, choice: Choice) -> BatchShape:
 def as_many_as_fit(
     view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int
 ) -> Rows:
-    """The longest run of these decodes, from the first on, with which the batch stays within
-    `budget_s`.
-    """
+    """The longest run of these decodes, from the first on, that fits a batch of `budget_s`."""
     context = view.top_tokens[rows].cumsum()
     fits, exceeds = min(at_least, len(rows)), len(rows) + 1
     while exceeds - fits > 1:

@@ -1,6 +1,4 @@
-"""Admission for policies without admission control: accept every request that can be finished at
-all.
-"""
+"""Admission for policies without any of their own: accept each request that can be finished."""
 
 from collections.abc import Sequence
 

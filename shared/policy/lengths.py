@@ -1,6 +1,4 @@
-"""The output lengths of each application, learned from the requests that ended (QoServe section
-3.4).
-"""
+"""Learns the output lengths of each application from ended requests (QoServe section 3.4)."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,4 @@
-"""Finds requests that have waited past their deadline, and drops them (Ascendra sections 6.3 and
-8.6).
-"""
+"""Finds and drops requests that are past their deadline (Ascendra paper, sections 6.3 and 8.6)."""
 
 from dataclasses import replace
 

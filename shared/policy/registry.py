@@ -21,7 +21,7 @@ from shared.routing.routings import named
 
 
 class Entry(NamedTuple):
-    """One policy. Its settings name its routing, and their defaults its default routing."""
+    """One policy. Its settings name its routing, and the settings' defaults its default routing."""
 
     settings: type[msgspec.Struct]
     policy: Callable[[Any], Policy]  # from the settings

@@ -1,4 +1,6 @@
-"""Checks the state of a core while its service runs, so that a fault is found before it spreads."""
+"""Checks the state of a core (the object that makes a service's decisions, without I/O) while the
+service runs, so that a fault is found before it spreads.
+"""
 
 from typing import Protocol
 
@@ -16,7 +18,7 @@ COST_SHARE = 0.001
 
 
 class Checked(Protocol):
-    """A core whose state can be checked."""
+    """A core that can compare the parts of its state with each other."""
 
     def check(self) -> None:
         """Raises AssertionError unless the parts of the state agree."""

@@ -5,9 +5,9 @@ its clock (shared/clock.py) to that of the NATS server that leads the leases: at
 slewing every SYNC_S. It asks as NTP does; half the fastest round trip bounds the error.
 
 If the server's clock jumps, the fleet keeps its time: a process that finds it more than AGREE_S
-away asks the others. One that begins takes their time. One that was paused finds that they agree
-with the server, and jumps. A host's wall clock that is off is exported; beyond WARN_S it is logged,
-beyond UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
+away asks the others. A process that begins takes their time. A process that was paused finds that
+they agree with the server, and jumps. A host's wall clock that is off is exported; beyond WARN_S it
+is logged, beyond UNREADY_S the gateways' /ready names the service (services/gateway/clocks.py).
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class FleetTime:
         self._compare()
 
     async def keep(self) -> None:
-        """Follow the fleet's time, and tell it to those who ask, until cancelled."""
+        """Follow the fleet's time, and tell it to processes that ask, until cancelled."""
         async with Chores() as chores:
 
             def answer(_: TimeAsked, call: Call) -> None:

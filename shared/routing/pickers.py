@@ -1,4 +1,4 @@
-"""Pickers of routing: the order in which the replicas that passed the filters are asked."""
+"""Sorts the replicas that passed a routing's filters into the order in which they are asked."""
 
 from collections.abc import Callable, Sequence
 from random import Random

@@ -47,7 +47,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tenants that have limits; `*` stands for each one that is not named."""
+    """The tenants that have limits; `*` stands for each tenant that is not named."""
 
     tenants: dict[str, Tenant] = {}
 

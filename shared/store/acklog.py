@@ -1,4 +1,6 @@
-"""Reads the ack log of a replica as the story of each attempt, for recovery and attach."""
+"""Reads the ack log of a replica into Stories: what each attempt (a request's stay there) has made.
+Recovery and attach use them.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence

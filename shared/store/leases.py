@@ -1,6 +1,6 @@
-"""Leases: which planner plans a replica, which admissions live, which relegation instance acts. The
-key of a lease vanishes unless its holder writes it again. Standbys poll it, as a watch does not
-tell of a TTL, and take it over early if the holder's connection has ended.
+"""Leases, each a key that one process holds: which planner plans a replica, which admissions live,
+which relegation instance acts. The key vanishes unless its holder writes it again. Standbys poll
+it, as a watch does not tell of a TTL, and take it over early if the holder's connection has ended.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The outputs of ended requests in the store, and those that a write in doubt has left behind."""
+"""Stores the outputs of ended requests, and deletes those that a write in doubt has left behind."""
 
 import asyncio
 from collections import deque

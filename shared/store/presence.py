@@ -1,6 +1,6 @@
 """Tells whether a process is connected to the bus: while it is, it answers under its name. A dead
-process's connection ends at once, so its leases and requests need not wait for a timeout. One that
-is paused, or whose machine is gone, stays connected: only time tells.
+process's connection ends at once, so its leases and requests need not wait for a timeout. A paused
+process, or one whose machine is gone, stays connected: only time tells.
 """
 
 import asyncio

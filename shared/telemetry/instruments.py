@@ -184,7 +184,7 @@ class Registry:
         return family
 
     def alias(self, name: str, family: Family[M]) -> None:
-        """Show a family under a second name, for boards that know it by that."""
+        """Show a family under a second name, for boards that know it by that name."""
         self._added(family.renamed(name))
 
     def before_scrape(self, refresh: Callable[[], None]) -> None:

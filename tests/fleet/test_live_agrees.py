@@ -1,13 +1,14 @@
 """Tests of the simulator against a live fleet of sim engines: `simulate(..., Latency.live())` keeps
 as many SLOs on the same arrivals.
 
-Attainment is counted by the server's own verdicts. Requests go round robin here, or in the order of
-the paper if that is part of the policy: the default router breaks ties by chance, which alone moves
-a tier of a hundred requests by two points from one simulator seed to the next (docs/simulator.md).
+Attainment (the share of requests whose SLO was met) is counted by the server's own verdicts. Here
+replicas are tried round robin, or as the policy's own paper tries them. The default router breaks
+ties by chance, and chance by itself moves a tier of a hundred requests by two points from one seed
+of the simulator to the next (docs/simulator.md).
 
-Time that engines lose costs attainment near a collapse, so a run lies between the simulation and
-one whose engines are as slow as they were. A machine that does not keep the pace proves nothing:
-the test is skipped then, with its figures.
+Near a collapse, time that engines lose costs attainment. So the live attainment must lie between
+two simulations: one without that loss, and one whose engines are as slow as the live ones were. A
+machine that does not keep the pace proves nothing: the test is skipped then, with its figures.
 """
 
 import asyncio
@@ -58,9 +59,9 @@ def tier_set(**slos: Slo) -> TierSet:
 class Case:
     """A load that is too much for the policy for a while.
 
-    `lost_fraction` of the engines' time, after iterations that another followed at once: a machine
-    that loses more did not keep the pace. In the simulator so much, lost at random, moves a tier by
-    up to 1.5 points. The tighter a policy packs its iterations, the less it is.
+    `lost_fraction`: a machine whose engines lose a larger share of their time between an iteration
+    and the next did not keep the pace. In the simulator this share, lost at random, moves a tier by
+    up to 1.5 points. The tighter a policy packs its iterations, the smaller the share.
     """
 
     policy: str
@@ -99,7 +100,7 @@ CASES = (
         duration_s=31.0,
         lost_fraction=0.005,
     ),
-    # One LP, one HP.
+    # One low-priority replica (LP) and one high-priority replica (HP).
     Case(
         policy="ascendra", workload="short-mix", rate=20.0, tiers=BUILT_IN["ascendra-8b-sharegpt"]
     ),

@@ -1,4 +1,4 @@
-"""The runs for AdaServe's figures. Only Figure 14 has numbers; other claims are the text's."""
+"""The laboratory's runs for AdaServe's figures. Figure 14 has numbers; others are the text's."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

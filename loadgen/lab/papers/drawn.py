@@ -34,7 +34,9 @@ def drawn(rng: Random, low: float, high: float) -> float:
 
 
 def mix(seed: int, requests: float) -> Run:
-    """One to three tiers: tight, moderate or whole answers, one as likely as the other."""
+    """One to three tiers: tight, moderate or whole answers (which owe nothing before their last
+    token), equally likely.
+    """
     rng = Random(seed)
     workload = rng.choice(tuple(CARRIED_RPS))
     tiers = {f"t{n}": _tier(rng) for n in range(rng.randint(1, 3))}

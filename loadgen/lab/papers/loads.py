@@ -1,5 +1,5 @@
-"""The loads on which `slackline` and the ten other policies are compared: those of the five papers
-on two A100s, and paces that can hardly be kept.
+"""The laboratory's loads on which `slackline` is compared with ten other policies: those of the
+policies' five papers on two A100s, and paces that can hardly be kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ OURS = "slackline"
 PROFILE = "a100-llama3-8b"
 FIXED = ("fcfs", "edf", "sjf", "srpf")  # Sarathi's orders
 CHUNKS = ("256", "512", "1024")  # theirs
-# Of the settings of `qoserve` the one that suits loads of short prompts with tight paces.
+# The settings of `qoserve` that suit loads of short prompts with tight paces best.
 FIXED_CHUNK = {"dynamic_chunking": "false", "chunk_tokens": "512"}
 PREFILL_FIRST = {"mode": "prefill_first"}
-# Of each policy: what its paper prints, then what else its best setting may be.
+# The settings of each policy: those that its paper prints, then others that may be its best.
 WITHOUT_DRAFT: Mapping[str, Sequence[Settings]] = {
     **{order: [{"chunk_tokens": tokens} for tokens in CHUNKS] for order in FIXED},
     "slos_serve": ({},),
@@ -36,7 +36,7 @@ WITH_DRAFT: Mapping[str, Sequence[Settings]] = {
     "adaserve": ({"depth_min": "4"}, {}),
     "vllm": (*WITHOUT_DRAFT["vllm"], {"spec_tokens": "4"}),
 }
-# One setting for every load: the one that suits most.
+# The settings of each policy that suit most loads; used for every load.
 OTHERS: Mapping[str, Settings] = {
     **{order: {"chunk_tokens": "512"} for order in FIXED},
     "slos_serve": {},

@@ -1,4 +1,4 @@
-"""The laboratory's runs for QoServe's figures and tables. Published figures are of A100s."""
+"""The laboratory's runs that repeat QoServe's figures and tables (published for A100s)."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""One simulated run: its inputs as data, and its result."""
+"""One simulated run of the laboratory: its inputs as data, and its result."""
 
 import datetime as dt
 import hashlib

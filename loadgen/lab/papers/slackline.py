@@ -1,4 +1,6 @@
-"""Compares `slackline` with other policies on 27 loads, and with itself without each constant."""
+"""The laboratory's comparison of the policy `slackline`: with other policies on 27 loads, and with
+itself without each of its constants.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -117,7 +119,7 @@ def _load(name: str, run: Run) -> Row:
 
 # ---------------------------------------------------------------- constants
 
-# What stands in place of each constant: it has no effect then, or another size of it.
+# The value that stands in place of each constant: one without any effect, or of another size.
 CONSTANTS: Mapping[str, tuple[float, str]] = {
     "bounds.LOOSE_S": (1.6, "no pace looser than 0.2 s"),
     "bounds.STEP_MARGIN": (1.0, "iterations 1.2 times as long as lately"),

@@ -1,4 +1,4 @@
-"""The runs for SLOs-Serve's figures. A GPU has 80 GB, or the KV of the paper's 40 GB."""
+"""The laboratory's runs for SLOs-Serve's figures. GPUs have 80 GB, or the KV of the paper's 40."""
 
 from collections.abc import Mapping
 

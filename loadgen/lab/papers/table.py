@@ -1,4 +1,4 @@
-"""The tables of docs/laboratory.md: a row is an experiment and what the paper printed."""
+"""The tables of docs/laboratory.md: a row is an experiment, beside what its paper printed."""
 
 import re
 from collections.abc import Collection, Sequence

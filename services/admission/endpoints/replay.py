@@ -1,4 +1,4 @@
-"""Gives clients that attach the output so far, from the record or the replica's log."""
+"""Gives clients that attach (come back to a request) the output so far, from record or log."""
 
 import asyncio
 

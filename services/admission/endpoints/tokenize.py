@@ -1,4 +1,4 @@
-"""Answers which tokens a text has, and which text tokens have, by the tokenizer of requests."""
+"""Answers clients which tokens a text has, or which text tokens have, as admission counts them."""
 
 import asyncio
 from collections.abc import Callable

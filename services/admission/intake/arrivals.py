@@ -1,4 +1,4 @@
-"""Takes requests in: they are let in, wait for their turn, are read, stored and offered."""
+"""Takes in clients' requests: lets them in, waits for their turn, reads, stores, offers them."""
 
 import asyncio
 import math

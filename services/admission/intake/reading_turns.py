@@ -1,4 +1,4 @@
-"""Lets long texts wait their turn for the threads that read them, fairly among tenants."""
+"""Lets long texts wait their turn for the threads that tokenise them, fairly among tenants."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The parts of an answer in each API: a writer for each choice, and a frame around them."""
+"""The interfaces of an answer in each API: a writer for each choice, and a frame around them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -156,7 +156,7 @@ class ApiFormat(Protocol):
 
 
 class ReplyFrame:
-    """The frame of chats and completions. Implements Frame."""
+    """Writes chats and completions around their choices. Implements Frame."""
 
     def __init__(self, head: Head, id_prefix: str, whole_object: str, chunk_object: str) -> None:
         self._head = head

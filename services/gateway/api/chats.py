@@ -1,5 +1,5 @@
 """OpenAI's chat completions: POST /v1/chat/completions and its answer. A field that would change
-the answer and is not implemented (audio ...) is refused; one that only labels is accepted.
+the answer and is not implemented (audio ...) is refused; a field that only labels is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -299,7 +299,7 @@ class ChatChoiceWriter:
 
 
 class ChatFormat:
-    """The chat API. Implements ApiFormat."""
+    """The chat API. Implements ApiFormat (services/gateway/api/api_format.py)."""
 
     operation = "chat"
 

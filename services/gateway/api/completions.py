@@ -138,7 +138,7 @@ class CompletionChoiceWriter:
 
 
 class CompletionFormat:
-    """The completions API; implements ApiFormat. Choices begin with `echoes`, if there are any."""
+    """The completions API. Implements ApiFormat (api_format.py). Choices begin with `echoes`."""
 
     operation = "text_completion"
 

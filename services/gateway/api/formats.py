@@ -1,4 +1,4 @@
-"""The format of an answer: OpenAI's `response_format`, or vLLM's `structured_outputs`."""
+"""Reads the format of an answer: OpenAI's `response_format`, or vLLM's `structured_outputs`."""
 
 from typing import Any, Literal
 

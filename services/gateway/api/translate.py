@@ -1,4 +1,6 @@
-"""Translates an HTTP request: the caller (headers), the content (body), the SLO (tier, headers)."""
+"""Reads an HTTP request (headers and body) into an Ask: the GenerateRequests to send to admission,
+and all that the form of their answer depends on.
+"""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -47,7 +49,7 @@ class Ask(NamedTuple):
     usage_so_far: bool  # with every chunk as well
     with_verdicts: bool  # the answer tells of each choice whether its SLO was met
     api_format: ApiFormat
-    # asked again under the same id until it has an answer: what is stored of it goes on
+    # asked again under the same id until it has an answer: its stored requests go on
     persistent: bool = False
 
     @property

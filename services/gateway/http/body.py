@@ -1,4 +1,4 @@
-"""Reads a body within bounds on its size, its time and all bodies, and drops a refused one."""
+"""Reads the body of a request, within bounds on its size, its time and the bytes of all bodies."""
 
 import asyncio
 from codecs import BOM_UTF8
@@ -41,7 +41,7 @@ class Arriving:
 
 
 class Bodies:
-    """All bodies that are being read."""
+    """The bodies that are being read, whose bytes in memory have a common bound."""
 
     def __init__(self, cfg: GatewayConfig) -> None:
         self._cfg = cfg

@@ -1,4 +1,4 @@
-"""An HTTP connection: uvicorn's, with a bound on all, and deadlines for heads and slow readers."""
+"""HTTP connections: uvicorn's, limited in number, with deadlines for heads and slow readers."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Reads the headers with which a request refines the SLO of its tier."""
+"""Reads the headers that refine the SLO of a request's tier, and makes the request's own SLO."""
 
 import math
 from collections.abc import Mapping

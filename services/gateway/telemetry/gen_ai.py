@@ -1,4 +1,4 @@
-"""OpenTelemetry's GenAI metrics as a gateway records them. metering.py chooses whether it does."""
+"""Records a gateway's metrics of generative AI (GenAI), if metering.py chooses so."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The GenAI metrics through the OpenTelemetry SDK, with the convention's names and buckets."""
+"""Exports OpenTelemetry's metrics of generative AI (GenAI), with its names and buckets."""
 
 import os
 

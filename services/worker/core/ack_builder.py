@@ -1,4 +1,4 @@
-"""Builds the ack of one iteration: gathers it entry by entry, and writes columns at the end."""
+"""Builds the ack of one iteration, which says what ran: gathers entries, then writes columns."""
 
 from shared.columns import pack
 from shared.core.worker.step import Step, Timing, TurnDone

@@ -1,5 +1,5 @@
-"""The requests that one worker holds: by slot and by key, their KV blocks, the ends that are due,
-and the attempts that must not come any more.
+"""The requests that one worker holds: by slot and by key, with their KV blocks and the ends that
+are due; and the attempts that it must refuse.
 """
 
 from collections import OrderedDict
@@ -101,9 +101,7 @@ class Holdings:
         return [self._requests[slot] for slot in sorted(self._ending)]
 
     def evict_ending(self) -> None:
-        """Free the KV of the requests whose end is due; they are removed when the next ack reports
-        them.
-        """
+        """Free the KV of requests whose end is due; they are removed with the next ack."""
         for slot in self._ending:
             self._evict(self._requests[slot])
 
@@ -154,7 +152,7 @@ class Holdings:
 
 
 class Tombstones:
-    """Attempts that were withdrawn or cancelled: a hold of one that comes late is refused."""
+    """Attempts that were withdrawn or cancelled: a late hold of such an attempt is refused."""
 
     def __init__(self) -> None:
         self._highest: OrderedDict[RequestKey, int] = OrderedDict()

@@ -45,7 +45,7 @@ NO_BODY = Body(prompt=b"", sampling=Sampling())
 
 
 class WorkerCore:
-    """One incarnation of one worker."""
+    """One life (incarnation) of one worker."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class WorkerCore:
         self._running: Step | None = None
         self.ack_seq = 0  # of the newest ack
 
-    # ------------------------------------------------------------ what others see
+    # ------------------------------------------------------------ snapshots for others
 
     @property
     def epoch(self) -> int:
@@ -182,9 +182,7 @@ class WorkerCore:
         return OfferAccepted()
 
     def decline(self, hold: Hold, reason: str) -> HoldAnswer:
-        """Decline this hold and every later copy of it. If a copy was taken in before, the answer
-        says so.
-        """
+        """Decline every copy of this hold. If one was taken in before, the answer says so."""
         if self.knows(hold.key, hold.attempt):
             return OfferAccepted()
         self._tombstones.bury(hold.key, hold.attempt)

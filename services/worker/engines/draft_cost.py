@@ -1,4 +1,4 @@
-"""Measures the cost of an engine's drafts, when the engine starts."""
+"""Measures, when an engine starts, the cost of its drafts (a small model's guesses at tokens)."""
 
 from services.worker.engine import Engine, Outcome
 from shared.columns import pack

@@ -1,4 +1,4 @@
-"""The first deadline that a request missed, and the cause that mattered most."""
+"""Finds for a verdict the first deadline that a request missed, and the main cause of that."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""The phases of a request's life, from its timeline: the spans of its trace. They follow each other
-without a gap, even where a replica died before it could report one.
+"""Divides a request's life, by its timeline, into phases: the spans of its trace. They follow each
+other without a gap, even where a replica died before it could report one.
 """
 
 from collections.abc import Iterator

@@ -29,7 +29,7 @@ NOTICED_S = 1e-6  # shorter times come of rounding
 
 
 class Spent(NamedTuple):
-    """The seconds of an iteration. Those that neither decodes nor drafts took are of prefills."""
+    """The seconds of an iteration. Prefills took those that neither decodes nor drafts took."""
 
     ended_unix_s: float
     exec_s: float
@@ -248,7 +248,7 @@ class TimeAccounting:
             page.prefills = False
             self._flows[page.flow].under_way -= 1
 
-    # ------------------------------------------------------------ what it tells
+    # ------------------------------------------------------------ timelines
 
     def late(self, slot: int, token: int, due_unix_s: float) -> None:
         """The first late token of a request came with the iteration that is over."""

@@ -1,4 +1,4 @@
-"""Gives the record of a request that ended its verdict: why it ended, and if its SLO was met."""
+"""Writes the verdict into the record of an ended request: why it ended, and if its SLO was met."""
 
 import math
 
@@ -23,7 +23,7 @@ def ended(
     service_class: ServiceClass | None = None,
     relegated: bool = False,
 ) -> Record:
-    """The record with its verdict. Only good ends can meet the SLO, by its definition."""
+    """The record with its verdict. Only a request that ended well can have met its SLO."""
     measure = resume.measure
     tokens = len(resume.tokens) // 4
     thinking = measure.thought(record.slo)
@@ -70,7 +70,7 @@ def ended(
 
 
 def _complete(record: Record, resume: Resume, ended_unix_s: float) -> Resume:
-    """The output with its timeline until the end, where one is kept."""
+    """The output, with its timeline carried on until the end, if it has a timeline."""
     timeline = resume.diary
     if not timeline.account.until_unix_s:
         return resume

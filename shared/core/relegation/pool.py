@@ -1,4 +1,5 @@
-"""The order of the best-effort pool: importance, then the tenant given least, then age.
+"""The order in which requests of the best-effort pool are placed: by importance, then by the tokens
+that their tenant was given (the fewest first), then by age.
 
 Replicas take only requests whose needs they meet. Requests with equal needs have an order, and the
 first of these orders' firsts is next. A step costs the logarithm of the number of tenants, and a

@@ -1,4 +1,4 @@
-"""The work in the best-effort pool: who has how much, and how long a new request would wait.
+"""Counts the work in the best-effort pool by tenant, and how long a new request would wait.
 Relegation counts it (`PoolWork`); admission reads its digest, and adds what it sent (`PoolRoom`).
 """
 

@@ -1,4 +1,4 @@
-"""The columns of an ack: checks that they fit together, and finds the report of each plan entry."""
+"""Checks that the columns of an ack fit together, and finds what it reports of each plan entry."""
 
 from typing import NamedTuple
 

@@ -37,9 +37,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The worker's whole state, at the end of its last iteration. It has dropped the plans that it
-    had not begun.
-    """
+    """The worker's whole state after its last iteration; it has dropped the plans not begun."""
 
     announce: Announce
     sync: int
@@ -107,9 +105,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker announced itself: its facts may have changed (draining), and it reports its newest
-    ack.
-    """
+    """The worker announced itself: its facts may have changed, and it tells its newest ack."""
 
     announce: Announce
 

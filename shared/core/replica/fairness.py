@@ -6,7 +6,7 @@ tokens of that tenant's earlier requests. It is at most CREDIT_TOKENS before the
 prefills that wait, so a tenant that was away has no more credit than that. A policy sees the
 importance of a request lowered by a millionth for each QUANTUM_TOKENS between that first turn and
 its own. It is lowered only while requests of two tenants compete. A single tenant is served as if
-there were no tenants, and what nobody else asks for goes to whoever asks.
+there were no tenants, and tokens that no other tenant wants go to the tenant that asks for them.
 
 The last free slots are left to tenants that hold less than their share of the replica's slots.
 

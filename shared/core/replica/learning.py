@@ -1,5 +1,5 @@
-"""Learns from the iterations of a replica: the speed of its engine and of its draft model and the
-lead of its plans. It also passes on to the policy what that learns from.
+"""Learns from the iterations of a replica: the speed of its engine and of its draft model, and the
+lead of its plans. It also hands the policy the observations that the policy learns from.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The orders of a plan: everything in it but its entries. Orders take effect before the entries, on
-the worker and in the request table alike.
+"""The orders of a plan, which are all of it but its entries: releases, preemptions, relegations and
+promotions. The worker and the request table carry them out before the entries.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,5 @@
-"""The choices that a policy has made ahead for one replica: several in a row, or one that stays
-right for a while.
+"""The choices that a policy has made ahead for one replica: several choices in a row, or one choice
+that stays right for a while.
 """
 
 from collections import deque

@@ -449,7 +449,7 @@ class ReplicaCore:
             view.importance, offers = fairness.importance(self._table, offers)
         return view, offers
 
-    # ------------------------------------------------------------ what others see
+    # ------------------------------------------------------------ snapshots for others
 
     @property
     def idle(self) -> bool:

@@ -242,7 +242,7 @@ class RequestTable(TableRows):
         self.drop_kv(row)
         self.phase[row] = WAITING
 
-    # ------------------------------------------------------------ what a plan will do
+    # ------------------------------------------------------------ effects of plans
 
     def advance(self, rows: Indices, computed: Ints, blocks: Ints | int) -> None:
         """These rows compute this many more positions, and take this many more blocks."""
@@ -317,7 +317,7 @@ class RequestTable(TableRows):
             rows = self.row_of[slots]
             newest_unix_s[rows[self.plannable(rows)]] = end_unix_s
 
-    # ------------------------------------------------------------ what an ack corrects
+    # ------------------------------------------------------------ corrections by acks
 
     def tokens_came(self, slots: Indices, at_unix_s: float) -> None:
         """A token of each of these slots is acked."""

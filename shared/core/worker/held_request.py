@@ -155,7 +155,7 @@ class HeldRequest:
             Resume(tokens=pack(self.tokens), text=self.text),
         )
 
-    # ------------------------------------------------------------ what it made
+    # ------------------------------------------------------------ after an iteration
 
     def take_first_chunk(self, did: TurnDone) -> None:
         """Take the cached tokens of the first iteration that computes something of its prompt.
@@ -200,7 +200,7 @@ class HeldRequest:
     def promote(self) -> None:
         self.service_class = ServiceClass.STANDARD
 
-    # ------------------------------------------------------------ its forms for others
+    # ------------------------------------------------------------ messages about the request
 
     def delta(self, did: TurnDone) -> Outgoing:
         """The client's event with what the iteration made; built before `extend`."""

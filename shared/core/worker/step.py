@@ -45,8 +45,8 @@ class Work(NamedTuple):
     `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
     At most `limit` of the new tokens are kept. The end of an output is found outside the engine,
     which does not read the fields from `limit` to `stops`. An engine with a prefix cache may find
-    positions there, and then computes those that follow. One that keeps its own books may lack
-    room, and then does nothing.
+    positions there, and then computes those that follow. An engine that keeps its own books may
+    lack room, and then does nothing.
     """
 
     slot: Slot
@@ -59,9 +59,7 @@ class Work(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One iteration, ready for the engine: preemptions, releases and closes, then loads, then
-    work.
-    """
+    """One iteration for the engine: preemptions, releases and closes, then loads, then work."""
 
     plan: BatchPlan | None
     preempts: Sequence[int]  # slots that lose their KV, and stay

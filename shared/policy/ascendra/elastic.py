@@ -1,5 +1,5 @@
-"""The elastic batch of an HP instance of Ascendra: as many requests at a time as its memory allows
-(section 6.2).
+"""The elastic batch of a high-priority (HP) instance of Ascendra: as many requests at a time as its
+memory allows (section 6.2 of the Ascendra paper).
 
 A prefill is admitted while KV for all of its prompt is free beyond a reserve for decoding. The
 reserve follows the history of decode lengths: it is what the running decodes are expected to take
@@ -21,9 +21,7 @@ from shared.policy.seam import View
 
 
 def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
-    """KV blocks that the running decodes are still expected to take; at least `share` of the
-    capacity.
-    """
+    """KV blocks that running decodes are expected to take; at least `share` of the capacity."""
     rows = view.in_decode.nonzero()[0]
     least = ceil(share * view.kv_blocks)
     if not len(rows):

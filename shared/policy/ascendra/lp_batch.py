@@ -12,7 +12,7 @@ Where this differs from the paper:
   exceed cannot be kept and binds nothing; without any TBT, N alone binds.
 - Algorithm 1 stops at the first request that does not fit, and a request larger than a budget would
   wait for ever. Here that request is cut to what is left (the hybrid batch with chunked prefill of
-  A.4). It goes on before all requests that have not begun, since it can no longer leave.
+  appendix A.4). It goes on before all requests that have not begun, since it can no longer leave.
 - Best-effort requests come after all others (relegated.py).
 """
 

@@ -1,5 +1,5 @@
-"""Ascendra (2025): two pools of replicas, one for throughput (LP) and one for requests that are
-about to be late (HP).
+"""Ascendra (2025): two pools of replicas, low-priority ones (LP) for throughput, and high-priority
+ones (HP) for requests that are about to be late.
 
 LP (sections 4 and 5) batches out of order by a value under three budgets (lp_batch.py). It gives
 back requests that it would serve too late, to be placed at HP (offload.py). HP (section 6) runs
@@ -54,14 +54,14 @@ from shared.schemas import Offer
 
 LP, HP = "lp", "hp"
 
-# Section 6.2: the batch size of LP instances, and of HP instances where it is not elastic.
+# Section 6.2 of the paper: the batch size of LP, and of HP where it is not elastic.
 BATCH_REQUESTS = 128
 # Ours: the maximum number of tokens in a batch. The paper does not state it.
 BATCH_TOKENS = 2048
 # Section 8.5: memory that stays free for decoding.
 RESERVE = 0.1
 
-# Sections 8.2 and 8.7: what was evaluated; more replicas are further subgroups of the same kind.
+# The mixes that sections 8.2 and 8.7 evaluate; more replicas are further subgroups of one kind.
 SUBGROUPS = ("2L1H", "1L1H", "1L2H")
 
 
@@ -78,8 +78,8 @@ def pools(subgroup: str) -> Sequence[str]:
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings. `elastic` and `value` are the ablations of figure 11, `overload` is section
-    8.6, `subgroup` figure 13.
+    """The settings. `elastic` and `value` are the ablations of the paper's Figure 11, `overload` is
+    its section 8.6, `subgroup` its Figure 13.
     """
 
     value: ValueName = "edf"
@@ -116,7 +116,7 @@ class Ascendra:
         self._model = Refitted()
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-        """HP: whoever was offloaded, and one other if nothing waits for prefill (section 6.1)."""
+        """HP takes offloaded requests, and one other if nothing waits for prefill (section 6.1)."""
         answers = list(accept_what_fits(view, offers))
         if view.pool != HP:
             return answers
@@ -255,7 +255,7 @@ class Ascendra:
             return dropping(view, choice, late)
         return replace(choice, relegate=view.slot[late].tolist(), repeats=1)
 
-    # ------------------------------------------------------------ what is learned
+    # ------------------------------------------------------------ learning
 
     def observe(self, seen: Observation) -> None:
         self._model.observe(seen.shape, seen.exec_s, seen.at_unix_s)

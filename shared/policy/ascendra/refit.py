@@ -68,9 +68,7 @@ def units_of(profile: Profile) -> AscendraProfile:
 
 
 class Refitted:
-    """The model in use. Deterministic: the same batches in the same order give the same
-    predictions.
-    """
+    """The model in use. The same batches in the same order give the same predictions."""
 
     def __init__(self) -> None:
         self._units: AscendraProfile | None = None

@@ -301,9 +301,7 @@ def prefill_tokens(
 
 
 def in_each(counts: Sequence[int], tpot_s: Sequence[float], batch_s: float) -> int:
-    """The decodes in one batch where none drafts: each decode runs in as many batches as its TPOT
-    asks.
-    """
+    """The decodes in one batch where none drafts: each runs as often as its TPOT asks."""
     share = 0.0
     for n, each_s in zip(counts, tpot_s, strict=True):
         share += n * batch_s / each_s

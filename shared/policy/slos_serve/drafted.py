@@ -30,9 +30,7 @@ READING = 0.1
 
 
 class Drafting(NamedTuple):
-    """The present way of speculating. `tightened_s` is each row's TPOT, tighter while the row is
-    behind.
-    """
+    """The present speculation. `tightened_s`: each row's TPOT, tighter while the row is behind."""
 
     lengths: Lengths
     acc: Acc

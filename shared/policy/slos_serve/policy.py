@@ -194,7 +194,7 @@ class SlosServe:
             lengths,
         )
 
-    # ------------------------------------------------------------ batches (sections 3.2.2, 3.2.3, 4
+    # ------------------------------------------------------------ batches (section 3.2)
 
     def plan(self, view: View) -> Sequence[Choice]:
         if not self._set.best_effort:

@@ -8,11 +8,11 @@ taken uses up its prefill tokens and counts as a decode from its deadline on. Th
 the budget is never negative at the deadline of an item taken; decodes find the time they need in
 every stretch and at the end; memory suffices.
 
-The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and
-a state that is no better in any of these than another with the same n is dropped. Where all memory
-fits, m is left out. With equal values the value is the count, which n determines, so appendix C's
-pb[i, m, n] is left, of which the largest is kept. One programme serves both forms. "Last accepted
-j" is walked item by item.
+The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and a state that is
+no better in any of these than another with the same n is dropped. Where all memory fits, m is left
+out. With equal values the value is the count, which n determines, so appendix C's pb[i, m, n] is
+left, of which the largest is kept. So one programme serves both forms of the appendix. "Last
+accepted j" is walked item by item.
 
 PB* is linear in time here: batches need not end at deadlines, and policy.py subtracts
 the loss at a deadline beforehand.

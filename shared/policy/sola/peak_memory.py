@@ -63,7 +63,7 @@ class PeakMemory:
 
 class Room:
     """Algorithm 1, lines 6 to 10: the requests of an ordered queue that may begin beside what holds
-    KV and those taken before. Others are passed over.
+    KV and those taken before. Requests that may not begin are passed over.
 
     The prediction is made only where it could say no (section 6.4 has a threshold for that), so not
     where all requests fit at full length.
@@ -87,9 +87,7 @@ class Room:
             )
 
     def first(self, at: int) -> int:
-        """The first position from `at` on whose request may begin; the queue's length if there is
-        none.
-        """
+        """The first position from `at` on whose request may begin; if none, the queue's length."""
         return at + int(self.may[at:].argmax()) if self.may[at:].any() else len(self.may)
 
     def take(self, at: int) -> None:

@@ -119,9 +119,7 @@ class State:
 
     @property
     def pause_s(self) -> Floats:
-        """[all rows] the longest pause after which t_TPOT is still within the SLO (Eq. 1, solved
-        for C_p).
-        """
+        """[all rows] the longest pause that keeps t_TPOT within the SLO (Eq. 1, solved for C_p)."""
         pause: Floats = self.tpot_bound_s * self.l_out - self.since_first_s
         return pause
 

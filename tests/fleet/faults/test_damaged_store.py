@@ -16,7 +16,7 @@ from tests.fleet.protocol.scene import CALM, Scene
 from tests.fleet.protocol.world import World
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

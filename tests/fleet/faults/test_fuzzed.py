@@ -1,4 +1,4 @@
-"""Fuzz tests of a fleet's messages and store: no service fails of a damaged or false message, and
+"""Fuzz tests of a fleet's messages and store: no damaged or false message makes a service fail, and
 requests that come afterwards are answered as ever.
 
 The world is deterministic (tests/fleet/protocol/world.py), so a seed replays.
@@ -22,7 +22,7 @@ from tests.fleet.protocol.world import World
 from tests.generated import encoded, few, near, seeds, tampered, valid
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 R0 = ReplicaId("r0")
 KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]

@@ -1,4 +1,4 @@
-"""Tests of requests that come while NATS servers elect a leader, and store nothing for seconds."""
+"""Tests of requests that come while NATS servers elect a leader, and cannot store anything."""
 
 import asyncio
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.fleet.protocol.scene import CALM, Scene
 from tests.fleet.protocol.world import World
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 LEADERLESS = replace(CALM, store_lost=1.0)
 

@@ -16,7 +16,7 @@ from tests.fleet.protocol.world import World, run
 from tests.rings import slow_but
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "250"))
 BLOCK = 25

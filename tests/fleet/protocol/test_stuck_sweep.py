@@ -14,7 +14,7 @@ from tests.fleet.protocol.scene import CALM, Scene
 from tests.fleet.protocol.world import World
 from tests.simulated.virtual_loop import run_virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 REPLICAS = ("r0", "r1", "r2")
 

@@ -422,7 +422,7 @@ def test_windows_agree_with_slices(drawn: list[tuple[int, int]], seed: int) -> N
     assert windows.spread(amounts) == pytest.approx(spread)
 
 
-# ------------------------------------------------------------ what it says
+# ------------------------------------------------------------ the figures of the bound
 
 
 def test_it_is_informative_under_overload_and_the_pace_is_what_makes_it_so() -> None:

@@ -1,4 +1,4 @@
-"""A mistake in the words of a command is one clear line and exit code 2, before anything runs."""
+"""Tests of mistakes in a command's words: one clear line, exit code 2, and nothing has run."""
 
 from io import StringIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`slackline demo --quick` runs real processes under both policies and leaves none behind."""
+"""Tests of `slackline demo`: it runs real processes under both policies and leaves none behind."""
 
 import asyncio
 import re

@@ -1,4 +1,6 @@
-"""Tests of what `slackline load` reads in workers' heartbeats: the engines, and their time."""
+"""Tests of how `slackline load` reads workers' heartbeats: the profile that turns multiples of
+zero-load times into seconds, the context of all workers, how engines spent their time.
+"""
 
 import asyncio
 import random
@@ -38,7 +40,7 @@ def heartbeat(replica: str, context_tokens: int, profile: str = "a100-llama3-8b"
 
 
 def heard(body: Callable[[Heartbeats, Bus], Awaitable[None]]) -> None:
-    """Run `body` with engines that listen, and the bus of a fleet."""
+    """Run `body` with Heartbeats that listen, and the bus of a fleet."""
 
     async def run() -> None:
         net, heartbeats = SimNet(random.Random(0)), Heartbeats()

@@ -148,7 +148,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments(nats_url: str) -> None:
     assert lines[0].startswith(":")
 
 
-# ---------------------------------------------------------------- what it tells
+# ---------------------------------------------------------------- models, readiness and metrics
 
 
 async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the decoders of all messages on the bus and in the store: from any bytes they make a
+"""Tests of the decoders of all messages on the bus and in the store: they turn any bytes into a
 message or a PeerError, and a decoded message can be stored and read again.
 """
 
@@ -132,7 +132,7 @@ def test_the_output_of_an_attempt_is_as_long_as_its_measure_says() -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
 def test_a_time_or_an_importance_that_is_no_number_is_refused(number: float) -> None:
-    """A planner would keep it in its sums. The importance of an offer ended a seat."""
+    """In a planner's sums such a number would spoil them, and end the planning for its replica."""
     ack = {
         "type": "ack", "replica": "r1", "incarnation": "i", "epoch": 1, "plan_seq": 1, "ack_seq": 1,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A limit that tenants share by weight, and the queue in which their work waits for its turn."""
+"""Tests of room that tenants share by weight (`Shares`), and of the queue for it (`Line`)."""
 
 from collections import Counter
 

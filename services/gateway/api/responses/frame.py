@@ -1,6 +1,6 @@
-"""The frame of OpenAI's responses: a body with items of output, or a stream of numbered events. It
-has one choice, written as a chat, whose parts become items: texts of type `message`, calls of tools
-by themselves.
+"""Writes answers of OpenAI's Responses API (/v1/responses), whole or as a stream of numbered
+events. An answer has one choice, written as a chat: its texts become items of type `message`, its
+calls of tools items by themselves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ class _Call:
 
 
 class ResponseFrame:
-    """Implements Frame."""
+    """Implements Frame (services/gateway/api/api_format.py): writes an answer around its choice."""
 
     def __init__(self, head: Head, echo: Echo) -> None:
         self._head = head

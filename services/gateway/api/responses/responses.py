@@ -149,7 +149,7 @@ class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
 
 
 class ResponsesFormat(ChatFormat):
-    """The responses API: a chat in another frame. Implements ApiFormat."""
+    """The responses API. Implements ApiFormat (services/gateway/api/api_format.py)."""
 
     operation = "responses"
 

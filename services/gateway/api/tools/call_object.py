@@ -1,4 +1,6 @@
-"""Reads a call, a JSON object, piece by piece, to send its arguments on. Linear in the text."""
+"""Reads a model's call of a tool, a JSON object, piece by piece: its arguments are passed on before
+it is whole. Linear in the text.
+"""
 
 import json
 import re

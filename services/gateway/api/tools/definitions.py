@@ -1,4 +1,6 @@
-"""Tools in a chat request: definitions, the choice among them, the format of an answer."""
+"""Reads the tools of a chat request, and the choice among them, into Calls: the calls that the
+answer may hold, and the format of a required one.
+"""
 
 from typing import Annotated, Any, Literal, NamedTuple
 

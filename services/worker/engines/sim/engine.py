@@ -73,10 +73,10 @@ def _token(slot: _Slot, n: int) -> int:
 
 
 class SimEngine(KnowsFacts):
-    """Implements services.worker.engine.Engine. `pace` multiplies every duration. `wait(seconds)`
-    sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A draft costs the
-    fractions `facts.draft` of the profile (none: only roots are verified). The acceptance model
-    decides which drafts are accepted.
+    """Implements Engine (services/worker/engine.py). `pace` multiplies every duration.
+    `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A
+    draft costs the fractions `facts.draft` of the profile (none: only roots are verified). The
+    acceptance model decides which drafts are accepted.
     """
 
     def __init__(

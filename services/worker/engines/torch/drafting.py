@@ -1,4 +1,4 @@
-"""Decides which entries draft, and which trees of theirs the target verifies."""
+"""Decides which entries of a plan draft, and which of their trees the target model verifies."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ def trees_to_verify(
     selection: Selection,
     beginning: Collection[int],
 ) -> dict[int, Tree]:
-    """The trees to verify: of decodes that speculate, not of `beginning`, planned as prefills."""
+    """The trees to verify: of decodes that speculate; `beginning` were planned as prefills."""
     depth, width = unpack_list(selection.depth), unpack_list(selection.width)
     speculating = [
         n

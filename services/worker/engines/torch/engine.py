@@ -42,8 +42,8 @@ NOTHING_S = 0.002  # the duration of an iteration in which formats are compiled,
 
 
 class TorchEngine(KnowsFacts):
-    """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
-    that it can run, or a draft with another tokenizer.
+    """Implements Engine (services/worker/engine.py). Raises ConfigError for a folder without a
+    model that it can run, or a draft with another tokenizer.
 
     `kv_blocks` 0: what fits on a GPU, or 2048. `draft`: a draft model's folder, with
     `draft_kv_blocks` (0: a quarter more than the target). `profile`: the announced one. `dtype`:

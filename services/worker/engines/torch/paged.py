@@ -59,8 +59,9 @@ class Place:
 
 class Blocks:
     """The blocks of the pool, 0..total-1, and their owners. A block whose tokens are known by a
-    hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. The one
-    that was left idle first goes first. A shared block is full, so nobody writes to it again.
+    hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. The block
+    that has been idle for longest is taken first. A shared block is full, so nobody writes to it
+    again.
     """
 
     def __init__(self, total: int, block_tokens: int) -> None:

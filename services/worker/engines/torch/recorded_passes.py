@@ -54,7 +54,7 @@ class Size(NamedTuple):
 
 
 class _StaticBatch:
-    """Implements attention.Batch; all its rows are padded."""
+    """Implements Batch (attention/attention.py); all its rows are padded."""
 
     def __init__(self, pool: Pool, writes: Tensor, padded: PaddedRows) -> None:
         self._pool, self._writes, self._padded = pool, writes, padded

@@ -42,7 +42,7 @@ def _found(drafter: Any, unread: Sequence[Unread], depth: int) -> list[list[int]
     texts = np.zeros((len(unread), lengths.max()), dtype=np.int32)
     for row, one in zip(texts, unread, strict=True):
         row[: len(one.tokens)] = one.tokens
-    # one new token each: it searches for the requests that have some
+    # one new token each: the proposer searches for requests that have some
     drafts: list[list[int]] = drafter.propose(depth, [[0]] * len(unread), lengths, texts)
     return drafts
 

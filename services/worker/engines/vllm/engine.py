@@ -59,7 +59,7 @@ class _Fitting(NamedTuple):
 
 
 class VllmEngine(KnowsFacts):
-    """Implements services.worker.engine.Engine. `engine` is one of vllm/setup.py."""
+    """Implements Engine (services/worker/engine.py). `engine` is one of vllm/setup.py."""
 
     def __init__(
         self, engine: LLMEngine, facts: EngineFacts, adapters: Mapping[str, LoRARequest]
@@ -265,7 +265,7 @@ class VllmEngine(KnowsFacts):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._facts.block_tokens)
 
-    # ------------------------------------------------------------ after it
+    # ------------------------------------------------------------ after a step
 
     def _landed(self, state: _Slot, entry: Entry, output: Any) -> Done:
         request, before = state.request, state.computed

@@ -1,5 +1,5 @@
-"""Our sampling parameters as vLLM's. The worker decides where an output ends, so vLLM gets no
-limit, stop string or end of sequence, but the tokens not to draw before `min_tokens`.
+"""Turns our sampling parameters into vLLM's. The worker decides where an output ends, so vLLM gets
+no limit, stop string or end of sequence, but the tokens not to draw before `min_tokens`.
 """
 
 from typing import assert_never

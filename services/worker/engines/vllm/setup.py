@@ -109,7 +109,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         "enable_prefix_caching": True,
         "enforce_eager": cpu,
         "disable_log_stats": True,
-        # else the first request's schema chooses the compiler of all that follow
+        # else the first request's schema chooses the compiler of all later ones
         "structured_outputs_config": {"backend": "xgrammar"},
         **cfg.vllm,
         "model": str(folder),

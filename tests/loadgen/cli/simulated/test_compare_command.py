@@ -96,7 +96,7 @@ def test_plots_are_written_and_say_what_they_show(
         "latency-over-load.svg",
         *(f"{n}-at-{r}.svg" for n in each for r in (3, 6)),
     }
-    # to the last digit
+    # the same to the last digit
     assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}
     for text in over_load.values():
         # matplotlib writes the text of each run of glyphs into a comment
@@ -107,6 +107,7 @@ def test_plots_are_written_and_say_what_they_show(
 
 
 def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds() -> None:
+    """The plane is a plot of TTFT and mean TPOT; a request is a point in it."""
     done = verdict(output_tokens=9, ttft_s=0.5, mean_tpot_s=0.03)
     both = Slo(ttft_s=1.0, tbt_s=0.02)
     assert on_the_plane(done, both) == pytest.approx((0.5, 1.5))

@@ -1,5 +1,5 @@
-"""A prefix that vLLM finds in its cache costs nothing, is reported, and is taken only if it fits
-into the KV blocks that Slackline counts.
+"""Tests of vLLM's prefix cache: a prefix found there costs nothing, is reported, and is taken only
+if it fits into the KV blocks that Slackline counts.
 """
 
 from random import Random

@@ -1,4 +1,4 @@
-"""The wait of a request in the pool of best-effort ones, and whether the pool takes one more."""
+"""Tests of the work in the best-effort pool: how long a request waits, and if it may enter."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
 """Tests of the core of relegation, which hands requests of the best-effort pool to replicas: it
-decides as a plain one does that sorts everything.
+decides like a plain model that sorts all requests.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""The predicted replica: the request table as it will be once the plans in flight are done, after
-launches and leaps, and with the draft model's KV.
+"""Tests of the predicted replica: the request table as it will be once the plans in flight are
+done, after launches and leaps, and with the draft model's KV.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Tests of the policy Ascendra: value functions under three budgets, offload, elastic batches."""
+"""Tests of Ascendra: batches of low-priority replicas (LP), offload to high-priority ones (HP)."""
 
 import math
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ seen_views = st.builds(
     st.one_of(st.none(), st.integers(0, 400)),
 )
 
-# ---------------------------------------------------------------- LP: value under three budgets (se
+# ---------------------------------------------------------------- LP: three budgets (section 5.2)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are
         assert NOW < seen.first_due_unix_s[row] < math.inf
 
 
-# ---------------------------------------------------------------- HP: prefill first, elastic (secti
+# ---------------------------------------------------------------- HP: prefill first (section 6)
 
 
 @given(seen=seen_views, elastic=st.booleans())

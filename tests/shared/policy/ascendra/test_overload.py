@@ -1,4 +1,6 @@
-"""Tests of Ascendra in overload: which requests are given up, and what relegated ones get."""
+"""Tests of Ascendra in overload, at low-priority (LP) and high-priority (HP) replicas: which
+requests it relegates or drops, and how much room relegated ones get.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -50,7 +52,7 @@ def test_who_still_waits_past_the_deadline_is_relegated_or_dropped_and_nobody_el
     assert not {0, 3} & set(entries(batch))
 
 
-# ---------------------------------------------------------------- relegated requests: where room is
+# ---------------------------------------------------------------- relegated requests
 
 # A quarter of 150 ms. Linear: 10 ms, 50 us for a decode on 200 tokens, 80 us a prefill token and a
 # little attention.
@@ -108,7 +110,7 @@ def test_standard_requests_are_served_as_if_no_relegated_request_waited(
     assert gone == gone_alone
 
 
-# ---------------------------------------------------------------- the controller: pools, turns and
+# ---------------------------------------------------------------- tickets of HP replicas
 
 
 def offer(name: str = "t.r", **more: object) -> Offer:
@@ -117,6 +119,7 @@ def offer(name: str = "t.r", **more: object) -> Offer:
 
 
 def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> None:
+    """A ticket is the notice of an HP replica that it has room for one new request."""
     policy, new, moved = ascendra(), offer(), offer("t.o", left="offloaded")
 
     def accepted(

@@ -1,5 +1,5 @@
-"""Ascendra in the simulator: replicas for throughput (LP) offload late requests to those for urgent
-ones (HP), which take more once nothing waits there.
+"""Tests of Ascendra's pools in the simulator: low-priority replicas (LP) offload late requests to
+high-priority ones (HP), which take more once nothing waits there.
 """
 
 from collections.abc import Mapping, Sequence

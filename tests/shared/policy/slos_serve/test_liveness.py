@@ -1,4 +1,4 @@
-"""Tests of SLOs-Serve: no request waits for ever, and a lost request costs the others nothing."""
+"""Tests of SLOs-Serve: no request waits for ever, and a late one costs the others nothing."""
 
 from collections.abc import Sequence
 
@@ -48,9 +48,9 @@ def test_a_begun_best_effort_prefill_gives_way_to_a_standard_prompt_that_lacks_r
 
 
 def test_a_request_that_runs_past_its_ttlt_does_not_keep_others_from_their_prefill() -> None:
-    # so long are its application's outputs, it learns
+    # from these the policy learns how long the outputs of this application are
     short = [planned(n, 0.2 * n, 100, 20, "soon") for n in range(20)]
-    # late from second 11 on, and at work until second 20 or so
+    # this request is late from second 11 on, and runs until second 20 or so
     long = planned(20, 5.0, 200, 1500, "soon")
     chats = [planned(21 + n, 12.0 + 0.5 * n, 1500, 40, "chat") for n in range(10)]
     result = run([*short, long, *chats])

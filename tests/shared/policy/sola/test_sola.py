@@ -1,5 +1,5 @@
-"""Tests of the policy SOLA: an iteration for first tokens (Eq. 1) or the pace (Eq. 2), its orders,
-and peak memory. k: the tokens that an iteration may have, a multiple of a tile of 128.
+"""Tests of the policy SOLA: an iteration serves first tokens (Eq. 1) or the pace (Eq. 2), its
+orders, and peak memory. k: the tokens that an iteration may have, a multiple of a tile of 128.
 """
 
 import math

@@ -41,7 +41,7 @@ def test_a_ttlt_bounds_the_first_token_by_what_the_output_needs_and_then_the_pac
     assert state.tpot_ratios == pytest.approx([0.02 / 0.02])  # 3 s over 50 + 100 tokens; 1 s for 50
 
 
-# ---------------------------------------------------------------- which problem (section 4.4.1, Tab
+# ---------------------------------------------------------------- which problem (section 4.4.1)
 
 
 def test_the_level_maximum_is_the_largest_of_the_share_that_is_smallest() -> None:

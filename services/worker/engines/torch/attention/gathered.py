@@ -39,7 +39,7 @@ class _Band(NamedTuple):
 
 
 class GatheredBatch:
-    """Implements services.worker.engines.torch.attention.attention.Batch."""
+    """Lays out a batch whose KV is gathered. Implements Batch (attention.py)."""
 
     def __init__(
         self,

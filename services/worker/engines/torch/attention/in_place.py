@@ -49,7 +49,7 @@ class _Pattern(NamedTuple):
 
 
 class InPlaceBatch:
-    """Implements services.worker.engines.torch.attention.attention.Batch."""
+    """Lays out a batch whose KV is read in place. Implements Batch (attention.py)."""
 
     def __init__(
         self, pool: Pool, parts: Sequence[Part], writes: Tensor, positions: int, sparse: bool

@@ -29,7 +29,7 @@ def flash(
     most: int,
     scale: float | None,
 ) -> Tensor:
-    """Implements Kernel on CUDA, in float16 and bfloat16. Raises RuntimeError elsewhere."""
+    """Implements Kernel (above) on CUDA, in float16 and bfloat16. Else raises RuntimeError."""
     causal = True
     out: Tensor = torch.ops.aten._flash_attention_forward(
         query, keys, values, row_begins, begins, most_rows, most, 0.0, causal, False, scale=scale
