@@ -1,4 +1,4 @@
-"""Bounds: every SLO becomes an instant by which the prefill must have ended, and a pace for the
+"""Turns every SLO into bounds: an instant by which the prefill must have ended, and a pace for the
 tokens after it.
 
 - The prefill is due when the next token is, and so early before a TTLT that the output can be made

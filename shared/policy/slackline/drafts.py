@@ -1,4 +1,6 @@
-"""Drafts: as many as bring most tokens a second, where a pace needs them or no prefill waits."""
+"""Chooses how many tokens the draft model proposes: as many as bring most tokens a second, where a
+pace needs them or no prefill waits.
+"""
 
 import math
 from collections.abc import Sequence

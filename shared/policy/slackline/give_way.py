@@ -1,10 +1,10 @@
-"""One rule for who gives way: at the door, in the queue, and for promotion.
+"""Decides which requests give way, by one rule: for an offer, in the queue, and for promotion.
 
 Prefills are taken in the order in which they are due. Up to each due time there must be time for
 them, for the passes of the decodes until then, for a batch that ends there, and for the tokens of
 those whose prefill ended before. At the first due time where there is too little, the request due
 by then that is least important gives way, and of equals the one that takes longest (Moore and
-Hodgson's rule, which leaves the fewest late). At the door KV is a second resource in the same walk.
+Hodgson's rule, which leaves the fewest late). For offers KV is a second resource in the same walk.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""One iteration: how long it lasts, and what runs in it.
+"""Composes one iteration: how long it lasts, and which prefills and decodes run in it.
 
 - It lasts until the first token of a decode is due.
 - It ends where a prefill that it completes is due.

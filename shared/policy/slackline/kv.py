@@ -1,10 +1,12 @@
-"""KV, the second resource: what prefills find of it, and who gives it up.
+"""Shares out KV memory, the scarce resource beside GPU time: which blocks prefills find, and which
+requests give theirs up.
 
 - Nobody knows when an output ends. So decodes are taken to end at an even rate, each after half of
   the longest output expected.
-- A whole answer that is due much later begins only where it leaves the KV that urgent requests
-  lately needed at once.
-- A more important prompt that finds none takes it from the least important, once it must begin.
+- A request that owes only its last token, much later, begins only where it leaves the KV that
+  urgent requests lately needed at once.
+- A more important prompt that finds none takes blocks from the least important request, once it
+  must begin.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Slackline's own policy. Every bound becomes an instant and a pace; one rule says who gives way
 where time or KV is short; decodes run once in each period. docs/slackline.md has examples.
 
-The view holds what is known of requests. Learned are output lengths, the duration of iterations,
-and how many drafts are accepted.
+The view holds what is known of requests. The policy learns output lengths, the duration of
+iterations, and how many drafts are accepted.
 """
 
 import math
