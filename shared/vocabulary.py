@@ -107,8 +107,9 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """Time to last token, in multiples of that at zero load."""
     definition: Definition = Definition.DEADLINE
     """When it counts as met: deadline, mean-tpot, max-tpot-10, ttlt or every-gap."""
-    long_gap_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    """The part of a request's gaps between tokens that may be longer than its pace, by `every-gap`.
+    long_gap_share: Annotated[float, Meta(gt=0.0, lt=1.0)] | None = None
+    """The part of a request's gaps between tokens that may be longer than its pace, by `every-gap`;
+    none where it is absent.
     """
 
     @property

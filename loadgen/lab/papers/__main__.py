@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.cli.options.option import add_options
 from loadgen.fleet.gpus import cores
 from loadgen.lab.papers import adaserve, ascendra, qoserve, slackline, slos_serve, sola
 from loadgen.lab.papers.execution import Task, run
@@ -41,38 +42,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"these tables, figures or loads, not all: {', '.join(names)}",
     )
-    parser.add_argument(
-        "--hours",
-        type=float,
-        metavar="H",
-        help="hours of arrivals in each run, instead of each row's own; the tables are then "
-        "printed, and not written to the page",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=min(2, cores()),
-        metavar="N",
-        help="number of processes (default: 2, or 1 on a single core)",
-    )
-    parser.add_argument(
-        "--render",
-        action="store_true",
-        help="run nothing; write the tables whose runs are there",
-    )
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path("out/results"),
-        metavar="FOLDER",
-        help="folder of the finished runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--page",
-        type=Path,
-        default=Path("docs/laboratory.md"),
-        metavar="FILE",
-        help="the page (default: %(default)s)",
+    add_options(
+        parser,
+        f"""
+        --hours H (float): hours of arrivals in each run, instead of each row's own; the tables are
+            then printed, and not written to the page
+        --jobs N = {min(2, cores())}: number of processes
+        --render: run nothing; write the tables whose runs are there
+        --cache DIR = out/results: folder of the finished runs
+        --page FILE = docs/laboratory.md: the page
+        """,
     )
     return parser
 

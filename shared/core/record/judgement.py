@@ -56,7 +56,7 @@ def missed(measure: Measure, slo: Slo, arrived_unix_s: float) -> Missed:
         case Definition.MAX_TPOT_10:
             off_pace = _too_slow(slo, *_worst_tpots_s(measure, slo))
         case Definition.EVERY_GAP:
-            off_pace = measure.long_gaps > slo.long_gap_share * (measure.tokens - 1)
+            off_pace = measure.long_gaps > (slo.long_gap_share or 0.0) * (measure.tokens - 1)
         case _:
             assert_never(slo.definition)
     if ttft_s > _or_inf(slo.ttft_s) + CLOSE_S:

@@ -111,10 +111,10 @@ def test_each_stage_is_judged_by_its_own_pace(
 
 @pytest.mark.parametrize(
     ("share", "long_gaps", "expected"),
-    [(0.0, 0, N), (0.0, 1, B), (0.05, 1, N), (0.05, 2, B), (0.1, 2, N)],
+    [(None, 0, N), (None, 1, B), (0.05, 1, N), (0.05, 2, B), (0.1, 2, N)],
 )
 def test_every_gap_is_within_the_pace_but_for_a_stated_share(
-    share: float, long_gaps: int, expected: Missed
+    share: float | None, long_gaps: int, expected: Missed
 ) -> None:
     slo = replace(CHAT, definition=EVERY_GAP, long_gap_share=share)
     token_s = paced(0.2, *[0.01] * (20 - long_gaps), *[0.4] * long_gaps)
