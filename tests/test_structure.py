@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"placing"},
     ),
     "loadgen": (
-        {"access", "markdown", "tables"},
+        {"access", "markdown", "tables", "writing"},
         {"load"},
         {"simulator"},
         {"bound", "fleet"},

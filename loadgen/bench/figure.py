@@ -1,16 +1,13 @@
 """The figures of `slackline bench`, each beside its aim, and their report as JSON and table."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from rich.table import Table
 
 from loadgen.bench.machine import Machine
 from loadgen.tables import with_columns
-from shared.errors import ConfigError
 
 # The factor of a unit for a value in base units; other units show the value as it is.
 UNITS = {"ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0}
@@ -94,21 +91,3 @@ def table(report: BenchReport) -> Table:
         out.add_row(head, figure.name, measured, figure.aimed, verdict, figure.note)
         part = figure.part
     return out
-
-
-def make_room(path: Path) -> None:
-    """Makes a report's folder before the bench. ConfigError: the report could not be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {path}: its folder cannot be made: {error.strerror}") from error
-    if path.is_dir():
-        raise ConfigError(f"--out {path}: it is a folder, not a file")
-
-
-def write(report: BenchReport, path: Path) -> None:
-    """Writes the report as JSON. Raises ConfigError if the file cannot be written."""
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error

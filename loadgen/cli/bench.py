@@ -15,12 +15,14 @@ from rich.console import Console
 
 from loadgen.bench import idle, loaded, machine, planning
 from loadgen.bench import simulator_speed as simulator
-from loadgen.bench.figure import BenchReport, Figure, make_room, table, write
+from loadgen.bench.figure import BenchReport, Figure, table
 from loadgen.bench.live_fleet import observed
 from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.connection import quiet_logs
 from loadgen.tables import print_table
+from loadgen.writing import json_of, make_folder, write
+from shared.errors import ConfigError
 
 PARTS = ("planning", "simulator", "idle", "loaded")
 
@@ -53,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    make_room(args.out)
+    make_folder("--out", args.out.parent)
+    if args.out.is_dir():
+        raise ConfigError(f"--out {args.out}: it is a folder, not a file")
     began, began_at_s = datetime.now(UTC), time.monotonic()
     effort = QUICK if args.quick else Effort()
     parts = PARTS if args.only is None else (args.only,)
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         machine=facts,
         figures=figures,
     )
-    write(report, args.out)
+    write(args.out, json_of(report))
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:

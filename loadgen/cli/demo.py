@@ -17,7 +17,6 @@ from rich.console import Console
 
 from loadgen.bench import machine
 from loadgen.cli.main import INTERRUPTED
-from loadgen.cli.options.common import make_folder
 from loadgen.cli.options.option import add_options
 from loadgen.demo import questions, rush
 from loadgen.demo.prompts import Prompts
@@ -27,6 +26,7 @@ from loadgen.fleet.gpus import torch_replicas
 from loadgen.load.connection import quiet_logs
 from loadgen.load.report import DEFINITION, Report, percent, side_by_side, write_report
 from loadgen.tables import print_table
+from loadgen.writing import make_folder
 from shared.models import shipped as models
 from shared.perf.iteration_time import Profile
 from shared.text.tokenizer import Tokenizer
@@ -102,12 +102,11 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         "then as each token is due (slackline).",
         highlight=False,
     )
-    if busy is not None:
-        console.print(
-            f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
-            "the fewer requests the engines keep up with.",
-            highlight=False,
-        )
+    console.print(
+        f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
+        "the fewer requests the engines keep up with.",
+        highlight=False,
+    )
     reports = []
     for policy, settings in POLICIES.items():
         label = " ".join([policy, *(f"chunk {value}" for value in settings.values())])

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from loadgen.load.run_course import Course, course_of_tally
 from loadgen.load.tally import Outcome, Tally
+from loadgen.writing import json_of, make_folder, write
 from shared.errors import ConfigError
 from shared.schemas import EngineTime
 from shared.vocabulary import FinishReason, Slo
@@ -177,11 +178,8 @@ def make_report(
 
 def write_report(report: Report, path: Path) -> None:
     """Raises ConfigError if the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
+    make_folder("--out", path.parent)
+    write(path, json_of(report))
 
 
 def read_report(path: Path) -> Report:

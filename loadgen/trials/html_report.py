@@ -12,7 +12,7 @@ from rich.table import Table
 
 from loadgen.tables import plain_cells
 from loadgen.trials.course_plots import Run, attainment_over_rate, burst, latencies
-from shared.errors import ConfigError
+from loadgen.writing import write
 from shared.rules.tiers import TierSet
 
 STYLE = """
@@ -71,10 +71,7 @@ def write_html(
             "</body></html>\n",
         ]
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html: cannot write {path}: {error.strerror}") from error
+    write(path, page.encode(), "--html")
 
 
 def html_table(table: Table) -> str:

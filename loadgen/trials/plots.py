@@ -4,6 +4,7 @@ requests in the plane of TTFT and TPOT ([sola] Figures 1 and 9).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from loadgen import writing
 from loadgen.load.report import promise
 from loadgen.trials.comparison import Comparison, Round
 from loadgen.trials.figures import Figures, Group, Percentiles
 from loadgen.trials.figures_table import circumstances, named
-from shared.errors import ConfigError
 from shared.rules.tiers import TierSet
 from shared.vocabulary import Slo
 
@@ -337,8 +338,7 @@ def _finish(
 
 
 def write(figure: Figure, path: Path) -> Path:
-    try:
-        figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    drawn = BytesIO()
+    figure.savefig(drawn, format="svg", bbox_inches="tight", metadata={"Date": None})
+    writing.write(path, drawn.getvalue(), "--plots")
     return path

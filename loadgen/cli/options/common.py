@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from loadgen.cli.options.option import add_options
 from loadgen.fleet.gpus import cores
@@ -18,16 +17,6 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_plots_argument(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--plots DIR: write plots to DIR, as SVG")
-
-
-def make_folder(option: str, folder: Path | None) -> None:
-    """Makes a folder of results before the runs begin. Raises ConfigError."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot make the folder {folder}: {error.strerror}") from error
 
 
 def check_id(option: str, value: str | None) -> None:

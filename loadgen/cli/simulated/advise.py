@@ -11,7 +11,6 @@ from loadgen.advise.advice_text import print_advice
 from loadgen.cli.options.common import (
     add_jobs_argument,
     add_plots_argument,
-    make_folder,
 )
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import (
@@ -30,6 +29,7 @@ from loadgen.load.workload import Rows
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.trials.parallel import check_jobs
 from loadgen.trials.trial import Trial
+from loadgen.writing import make_folder
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.policy import registry

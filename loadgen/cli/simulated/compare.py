@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 from rich.console import Console
 
-from loadgen.cli.options.common import add_jobs_argument, add_plots_argument, make_folder
+from loadgen.cli.options.common import add_jobs_argument, add_plots_argument
 from loadgen.cli.options.html import (
     add_html_argument,
     check_html,
@@ -30,6 +30,7 @@ from loadgen.trials.comparison import Comparison, Offered, compare, parse_polici
 from loadgen.trials.comparison_table import comparison_table
 from loadgen.trials.figures_table import circumstances
 from loadgen.trials.parallel import check_jobs
+from loadgen.writing import make_folder
 from shared.errors import ConfigError
 
 

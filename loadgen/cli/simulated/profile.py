@@ -21,6 +21,7 @@ from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.report import percent
 from loadgen.tables import print_table, with_columns
 from loadgen.trials.profile_fit import COLUMNS, DRAFTS, FITTED, fit_form, read_timings
+from loadgen.writing import json_of, write
 from shared.bus.users import OPERATOR
 from shared.core.announced import file_of
 from shared.errors import ConfigError
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         check_out(args.out)
         replica, file = asyncio.run(_running(args))
         if args.out is not None:
-            _write(args.out, encoded(file))
+            write(args.out, encoded(file))
         _present(file, args, out)
         if args.out is not None and not args.json:
             _say(out, f"wrote {args.out}, the profile of {replica}")
@@ -240,7 +241,7 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
     if args.out is None:
         print(text.decode(), end="")
         return
-    _write(args.out, text)
+    write(args.out, text)
     _say(out, f"wrote {args.out}: mean error {mean_error(fit_error)} on {fit_error.against}")
 
 
@@ -252,16 +253,9 @@ def check_out(path: Path | None) -> None:
 
 def encoded(file: ProfileFile) -> bytes:
     """The contents of a profile's file. Raises msgspec.MsgspecError if reading them would."""
-    text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+    text = json_of(file)
     msgspec.json.decode(text, type=ProfileFile)
     return text
-
-
-def _write(path: Path, text: bytes) -> None:
-    try:
-        path.write_bytes(text)
-    except OSError as error:
-        raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
 
 
 def _say(out: Console, line: str) -> None:
