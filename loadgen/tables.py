@@ -1,13 +1,16 @@
-"""Fits tables, and lines beside them, to the terminal. The first column says what a row is about,
-so it is always whole; the others break between words, and never between a number and its unit.
-Where even that is too wide, each row becomes a paragraph.
+"""Prints tables, and lines beside them, so that they fit the terminal. The first column says what
+a row is about, so it is always whole; the others break between words, and never between a number
+and its unit. Where even that is too wide, each row becomes a paragraph.
 """
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +18,21 @@ from rich.text import Text
 UNIT = r"(?:%|x|[mu]?s|min|h|MB|GB|GiB|(?:tokens|requests)?/s)(?![\w/])"
 BREAK = re.compile(rf"(?<!\d) | (?!{UNIT})")  # the spaces at which a line may end
 INDENT = "  "
+
+
+def output(plain_width: int = 120) -> Console:
+    """Standard output, `plain_width` columns wide where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else plain_width, highlight=False)
+
+
+def errors() -> Console:
+    """Standard error, for notes and progress."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(found: Any) -> None:
+    """Print a command's result as one line of JSON, for `--json`."""
+    print(msgspec.json.encode(found).decode())
 
 
 def print_table(console: Console, table: Table) -> None:

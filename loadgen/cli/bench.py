@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 
 import msgspec
 import uvloop
-from rich.console import Console
 
 from loadgen.bench import idle, loaded, machine, planning
 from loadgen.bench import simulator_speed as simulator
@@ -20,7 +19,7 @@ from loadgen.bench.live_fleet import observed
 from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.connection import quiet_logs
-from loadgen.tables import print_table
+from loadgen.tables import output, print_json, print_table
 from loadgen.writing import json_of, make_folder, write
 from shared.errors import ConfigError
 
@@ -82,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     )
     write(args.out, json_of(report))
     if args.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        print_table(Console(width=None if sys.stdout.isatty() else 180), table(report))
+        print_table(output(180), table(report))
         print(f"The report is in {args.out}.")
     return 0
 

@@ -14,6 +14,7 @@ import msgspec
 from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 from loadgen.fleet.section_settings import File, ask_services
 from loadgen.markdown import wrap
+from loadgen.tables import print_json
 from shared.misfit import UNKNOWN_FIELD, there_are
 from shared.process.configuration import FLEET_KEYS, PREFIX
 from shared.written import reading, text_of
@@ -66,7 +67,7 @@ def _check(path: str, as_json: bool) -> int:
     if as_json:
         made = {"file": path, "lines": lines, "environment": variables}
         made |= {"faults": faults, "warnings": warnings}
-        print(msgspec.json.encode(made).decode())
+        print_json(made)
         return 1 if faults else 0
     print(f"{path or 'no file: every setting has its default'}")
     for line in lines:

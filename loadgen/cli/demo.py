@@ -25,7 +25,7 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.fleet.gpus import torch_replicas
 from loadgen.load.connection import quiet_logs
 from loadgen.load.report import DEFINITION, Report, percent, side_by_side, write_report
-from loadgen.tables import print_table
+from loadgen.tables import output, print_table
 from loadgen.writing import make_folder
 from shared.models import shipped as models
 from shared.perf.iteration_time import Profile
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = output(PLAIN_WIDTH)
     make_folder("--out", args.out)
     return uvloop.run(_until_signal(args, console))
 
@@ -71,7 +71,7 @@ async def _until_signal(args: argparse.Namespace, console: Console) -> int:
     try:
         await work
     except asyncio.CancelledError:
-        console.print("\nstopped; nothing is left running", highlight=False)
+        console.print("\nstopped; nothing is left running")
         return INTERRUPTED
     return 0
 
@@ -100,17 +100,15 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         "Two policies serve the same requests: first in order of arrival "
         f"(fcfs, with the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), "
         "then as each token is due (slackline).",
-        highlight=False,
     )
     console.print(
         f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
         "the fewer requests the engines keep up with.",
-        highlight=False,
     )
     reports = []
     for policy, settings in POLICIES.items():
         label = " ".join([policy, *(f"chunk {value}" for value in settings.values())])
-        console.print(f"\n[bold]{label}[/]", highlight=False)
+        console.print(f"\n[bold]{label}[/]")
         report = await _on(
             dataclasses.replace(load.fleet, policy=policy, settings=settings),
             partial(
@@ -125,20 +123,19 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
             console,
         )
         for note in report.notes:
-            console.print(f"  {note}", highlight=False, style="dim")
+            console.print(f"  {note}", style="dim")
         write_report(report, args.out / f"{policy}.json")
         reports.append(report)
     console.rule("Results")
     print_table(console, side_by_side(reports))
-    console.print(_in_words(*reports), highlight=False)
-    console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
+    console.print(_in_words(*reports))
+    console.print(f"\n[dim]{DEFINITION}[/]\n")
     console.print(
         f"reports  {args.out}/fcfs.json, {args.out}/slackline.json  "
         f"(slackline compare {args.out}/*.json)",
-        highlight=False,
         soft_wrap=True,
     )
-    console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
+    console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]")
 
 
 def _scaled_to(profile: Profile, rush: Rush) -> Rush:
@@ -156,11 +153,8 @@ async def _on(
     console.print(
         "[dim]starting nats-server, admission, planner, relegation, "
         f"{spec.replicas} x {spec.engine} worker ...[/]",
-        highlight=False,
     )
-    async with Fleet(
-        spec, lambda line: console.print(line, highlight=False, markup=False)
-    ) as fleet:
+    async with Fleet(spec, lambda line: console.print(line, markup=False)) as fleet:
         return await fleet.unless_failed(work(fleet))
 
 

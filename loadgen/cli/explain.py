@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import textwrap
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +13,7 @@ from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.options.common import awaiting_admission, check_id
 from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
-from loadgen.tables import print_table
+from loadgen.tables import print_json, print_table
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.users import OPERATOR, Role, User
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     tenant, ids = meant(args.request_id, args.tenant, operator=operator)
     found = asyncio.run(_asked(args, tenant, ids, operator=operator))
     if args.json:
-        print(msgspec.json.encode(found).decode())
+        print_json(found)
     else:
         show(found, Console(soft_wrap=False))
     return 0
@@ -121,14 +120,14 @@ def show(found: Explanation, console: Console) -> None:
     width = min(console.width, 100)
     for text in (f"{found.request_id}: {found.answer}", _facts(found)):
         filled = textwrap.fill(text, width, break_on_hyphens=False).replace(NO_BREAK, " ")
-        console.print(escape(filled), highlight=False)
+        console.print(escape(filled))
     if found.shares:
         print_table(console, _shares(found))
     for neighbour in found.neighbours:
         whose = f"{neighbour.tenant}/{neighbour.tier}" if neighbour.tenant else "others"
         requests = f"{neighbour.requests} request{'' if neighbour.requests == 1 else 's'}"
         line = f"  beside it: {in_seconds(neighbour.seconds)} of prefills of {whose}, {requests}"
-        console.print(escape(line), highlight=False)
+        console.print(escape(line))
     print_table(console, _steps(found))
 
 

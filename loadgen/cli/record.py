@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} must be 0 to {LONGEST_S:.0f} seconds")
     if not args.out.name.endswith((".csv", ".csv.gz")):
         raise ConfigError(f"--out {args.out}: expected a file that ends in .csv or .csv.gz")
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120, highlight=False)
     recording = Recording(LONGEST_S if args.duration is None else args.duration)
     with suppress(KeyboardInterrupt):  # the way to end it
         asyncio.run(_record(args, recording, console))
-    console.print(f"{args.out}: {recording.in_words}", highlight=False, soft_wrap=True)
+    console.print(f"{args.out}: {recording.in_words}", soft_wrap=True)
     return 0
 
 
@@ -185,13 +185,11 @@ async def _record(args: argparse.Namespace, recording: Recording, console: Conso
         with recording.begun(args.out, clock.unix_s()) as write:
             async for _ in within(LONGEST_S if args.duration is None else args.duration, TOLD_S):
                 write()
-                console.print(recording.in_words, highlight=False)
+                console.print(recording.in_words)
             if args.duration is None:
                 return
             over_unix_s = clock.unix_s()
-            console.print(
-                f"waiting until no request runs, at most {args.wait:g} s", highlight=False
-            )
+            console.print(f"waiting until no request runs, at most {args.wait:g} s")
             async for _ in within(args.wait, LOOK_S):
                 if clock.unix_s() - max(busy.last_unix_s, over_unix_s) > QUIET_S:
                     return

@@ -2,16 +2,14 @@
 
 import argparse
 import asyncio
-import sys
 
-import msgspec
 from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.options.option import add_options
 from loadgen.fleet.fleet_tables import headline, replica_table, tier_table
 from loadgen.load.connection import connecting
-from loadgen.tables import print_line, print_table
+from loadgen.tables import output, print_json, print_line, print_table
 from shared.bus.users import OPERATOR
 from shared.client.ping import answers
 from shared.clock import Clock
@@ -42,16 +40,14 @@ def run(args: argparse.Namespace) -> int:
     picture, silent = asyncio.run(_look(args))
     working = not silent and any(replica.accepting for replica in picture.replicas)
     if args.json:
-        print(
-            msgspec.json.encode({"working": working, "silent": silent, "fleet": picture}).decode()
-        )
+        print_json({"working": working, "silent": silent, "fleet": picture})
         return 0 if working else 1
-    out = Console(width=None if sys.stdout.isatty() else 120)
+    out = output(120)
     _print_tables(out, picture)
     if not picture.replicas:
         out.print("no replica is heard: no worker runs, or no planner plans for it", style="bold")
     for name in silent:
-        out.print(f"{name} does not answer", style="bold red", highlight=False)
+        out.print(f"{name} does not answer", style="bold red")
     out.print("the fleet takes requests" if working else "the fleet takes no requests")
     return 0 if working else 1
 

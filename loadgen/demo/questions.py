@@ -44,7 +44,7 @@ async def answer(fleet: Fleet, console: Console) -> Profile:
 
 
 async def _ask(client: Client, console: Console, tier: str, question: str) -> None:
-    console.print(f"\n[bold]{tier}[/]: {question}", highlight=False)
+    console.print(f"\n[bold]{tier}[/]: {question}")
     request = GenerateRequest(
         request_id=new_request_id(),
         messages=[{"role": "user", "content": question}],
@@ -53,7 +53,7 @@ async def _ask(client: Client, console: Console, tier: str, question: str) -> No
     began_s = time.monotonic()
 
     def show(text: str) -> None:
-        console.print(printable(text), end="", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), end="", markup=False, soft_wrap=True)
 
     answer = await stream(await client.submit(request, tier), began_s, show)
-    console.print(f"\n[dim]{answer.in_words}[/]", highlight=False)
+    console.print(f"\n[dim]{answer.in_words}[/]")

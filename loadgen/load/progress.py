@@ -88,7 +88,7 @@ async def progress(
             while True:
                 await asyncio.sleep(PLAIN_S)
                 counter.update()
-                console.print(counter.line(loop.time() - begin_s), highlight=False, soft_wrap=True)
+                console.print(counter.line(loop.time() - begin_s), soft_wrap=True)
         with Live(counter.table(0.0), console=console, auto_refresh=False, transient=True) as live:
             while True:
                 await asyncio.sleep(TERMINAL_S)

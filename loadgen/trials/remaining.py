@@ -4,7 +4,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from loadgen.trials.goodput import Probe
 
@@ -29,9 +29,11 @@ def left(part: float, began_s: float) -> str:
     return _about(took_s * (1 - part) / part) if 0.01 <= part < 1 else ""
 
 
-def search_left(probes: Iterable[Probe], violations: float, precision: float, last_s: float) -> str:
-    """`, 4 more rates, about 40 s left`, if each takes as long as the last one; empty while the
-    capacity has no limit on both sides.
+def search_left(
+    probes: Sequence[Probe], violations: float, precision: float, began_s: float
+) -> str:
+    """`, 4 more rates, about 40 s left`, if each takes as long as those so far; empty until the
+    capacity has a limit on both sides.
     """
     passed = [p.rate_rps for p in probes if p.violated_fraction <= violations]
     failed = [p.rate_rps for p in probes if p.violated_fraction > violations]
@@ -39,7 +41,8 @@ def search_left(probes: Iterable[Probe], violations: float, precision: float, la
         return ""
     # each rate halves the distance, which is counted in factors
     rates = math.ceil(math.log2(math.log(min(failed) / max(passed)) / math.log1p(precision)))
-    return f", {rates} more rate{'s' if rates > 1 else ''}{_about(rates * last_s)}"
+    each_s = (time.perf_counter() - began_s) / len(probes)
+    return f", {rates} more rate{'s' if rates > 1 else ''}{_about(rates * each_s)}"
 
 
 def _about(left_s: float) -> str:

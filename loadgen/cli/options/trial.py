@@ -121,7 +121,7 @@ def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
     trial = make_trial(args, demand, args.policy, parse_pairs("--set", args.set), args.rate)
     plan = demand.at(args.rate)
     for note in plan.notes:
-        console.print(note, highlight=False)
+        console.print(note)
     return trial, plan
 
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import uvloop
 from rich.console import Console
 
@@ -23,7 +22,7 @@ from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.report import engine_time, make_report, table, write_report, zero_gap_note
 from loadgen.load.tally import Tally
-from loadgen.tables import print_line, print_table
+from loadgen.tables import errors, output, print_json, print_line, print_table
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {args.out.parent}")
     check_html(args.html)
-    console = Console(stderr=True)
+    console = errors()
     asks = args.context is None and not args.http
     if args.context is None:
         args.context = HTTP_CONTEXT
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         args.context = uvloop.run(_context_of_fleet(args))
         plan = make_plan(args)
     for note in plan.notes:
-        console.print(note, highlight=False)
+        console.print(note)
     return uvloop.run(_run(args, plan, console))
 
 
@@ -81,7 +80,7 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
             gone = watch.done()
             watch.cancel()
         if gone:
-            console.print(f"stopped: no worker was heard for {GONE_S:g} s", highlight=False)
+            console.print(f"stopped: no worker was heard for {GONE_S:g} s")
         engines = None if heartbeats is None else await heartbeats.spent()
     report = make_report(
         tally,
@@ -100,9 +99,9 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
     if args.html is not None:
         write_reports([report], table(report), args.html)
     if args.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        out = Console(width=None if sys.stdout.isatty() else 120)
+        out = output(120)
         print_table(out, table(report))
         if note := zero_gap_note(t.tbt.p50_s for t in (*report.tiers.values(), report.total)):
             print_line(out, note)

@@ -6,14 +6,13 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.main import INTERRUPTED
 from loadgen.cli.options.common import awaiting_admission, check_id
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.sampling import add_sampling_arguments, sampling_of
 from loadgen.load.stream import printable, stream
+from loadgen.tables import print_json
 from shared.bus.users import Role, User
 from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
@@ -88,7 +87,7 @@ async def _answer(client: Client, request: GenerateRequest, args: argparse.Names
             "tokens_per_s": answer.tokens_per_s,
             "verdict": answer.verdict,
         }
-        print(msgspec.json.encode(result).decode())
+        print_json(result)
     elif answer.text and not answer.text.endswith("\n"):
         print()
     print(f"{answer.tier}, {answer.in_words}", file=sys.stderr)

@@ -1,10 +1,6 @@
 """`slackline advise`: simulates how many replicas of which GPU a recorded load needs."""
 
 import argparse
-import sys
-
-import msgspec
-from rich.console import Console
 
 from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
@@ -27,6 +23,7 @@ from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace
 from loadgen.load.workload import Rows
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.tables import errors, output, print_json
 from loadgen.trials.parallel import check_jobs
 from loadgen.trials.trial import Trial
 from loadgen.writing import make_folder
@@ -76,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
     names = dict.fromkeys(args.profile or PROFILES)
     for name in names:
         profiles.read(name)
-    console = Console(stderr=True)
+    console = errors()
 
     def show(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, markup=False)
 
     trace, notes = read_fitting(args.trace, args.context)
     for note in notes:
@@ -100,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         for path in write_plots(advice, args.plots):
             show(f"wrote {path}")
     if args.json:
-        print(msgspec.json.encode(advice).decode())
+        print_json(advice)
     else:
-        print_advice(advice, tiers, Console(width=None if sys.stdout.isatty() else 120))
+        print_advice(advice, tiers, output(120))
     return 0
 
 

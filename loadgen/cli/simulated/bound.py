@@ -4,16 +4,14 @@ The bound holds for every policy, even one that knows the future.
 """
 
 import argparse
-import sys
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.bound.limit import Bound, bound
 from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.report import percent
-from loadgen.tables import print_line, print_table, with_columns
+from loadgen.tables import errors, output, print_json, print_line, print_table, with_columns
 
 # The limits that each relaxation takes into account, from the loosest. docs/bound.md defines and
 # proves them.
@@ -37,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console(stderr=True)
+    console = errors()
     trial, plan = read_run(args, console)
     with console.status("computing the tightest bound"):
         found = bound(
@@ -60,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
             "definition": trial.tiers.definition,
             "offered": len(plan.requests),
         }
-        print(msgspec.json.encode(setup | msgspec.to_builtins(found)).decode())
+        print_json(setup | msgspec.to_builtins(found))
         return 0
-    out = Console(width=None if sys.stdout.isatty() else 120)
+    out = output(120)
     print_table(out, _table(f"{rate_rps:.2f} requests/s, seed {trial.seed}", found))
     print_line(
         out,

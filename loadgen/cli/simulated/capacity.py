@@ -1,17 +1,14 @@
 """`slackline capacity`: the highest rate at which few enough requests are violated."""
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +23,7 @@ from loadgen.cli.options.trial import (
 )
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
-from loadgen.tables import print_line, print_table, with_columns
+from loadgen.tables import errors, output, print_json, print_line, print_table, with_columns
 from loadgen.trials.figures_table import named
 from loadgen.trials.goodput import Probe, find_capacity
 from loadgen.trials.remaining import search_left
@@ -104,20 +101,14 @@ def run(args: argparse.Namespace) -> int:
     began_s = time.perf_counter()
     demand = read_demand(args)
     trial = make_trial(args, demand, args.policy, parse_pairs("--set", args.set), args.rate)
-    console = Console(stderr=True)
+    console = errors()
     for note in demand.notes:
-        console.print(note, highlight=False)
+        console.print(note)
 
-    seen: list[Probe] = []
-    last_s = began_s
-
-    def show(probe: Probe) -> None:
-        nonlocal last_s
-        seen.append(probe)
-        took_s, last_s = time.perf_counter() - last_s, time.perf_counter()
+    def show(probes: Sequence[Probe]) -> None:
         if not args.json:
-            left = search_left(seen, args.violations, args.precision, took_s)
-            console.print(line(probe) + left, highlight=False)
+            left = search_left(probes, args.violations, args.precision, began_s)
+            console.print(line(probes[-1]) + left)
 
     capacity_rps, probes = searched(trial, demand, args.violations, args.precision, show)
     report = CapacityReport(
@@ -128,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
         **setup_fields(args, demand, trial.deployment.settings, trial.deployment.draft, began_s),
     )
     if args.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return 0
-    out = Console(width=None if sys.stdout.isatty() else 120)
+    out = output(120)
     print_table(out, probes_table(report))
     print_line(
         out,
@@ -185,14 +176,14 @@ def searched(
     demand: Demand,
     violations: float,
     precision: float,
-    show: Callable[[Probe], None] = lambda _: None,
+    show: Callable[[Sequence[Probe]], None] = lambda _: None,
 ) -> tuple[float, list[Probe]]:
     """The capacity, and the rates tried, in that order; the trial's own rate comes first."""
     probes: list[Probe] = []
 
     def probe(rate_rps: float) -> Probe:
         probes.append(try_rate(trial, demand, rate_rps, violations))
-        show(probes[-1])
+        show(probes)
         return probes[-1]
 
     first_rps = float(trial.deployment.replicas) if trial.rate_rps is None else trial.rate_rps

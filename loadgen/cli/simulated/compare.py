@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import structs
 from rich.console import Console
 
@@ -25,7 +24,7 @@ from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
 from loadgen.cli.options.trial import add_trial_arguments, judged_tiers, make_trial
 from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
-from loadgen.tables import print_table
+from loadgen.tables import errors, output, print_json, print_table
 from loadgen.trials.comparison import Comparison, Offered, compare, parse_policies
 from loadgen.trials.comparison_table import comparison_table
 from loadgen.trials.figures_table import circumstances
@@ -83,7 +82,7 @@ def _reports(args: argparse.Namespace) -> int:
     print_table(console, side_by_side(reports))
     if args.html is not None:
         write_reports(reports, side_by_side(reports), args.html)
-        console.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
+        console.print(f"wrote {args.html}", soft_wrap=True)
     if different := unlike(reports):
         console.print(
             f"These runs have different {different}: "
@@ -100,7 +99,7 @@ def _policies(args: argparse.Namespace) -> int:
     rates = parse_rates(args)
     demand = read_demand(args)
     make_folder("--plots", args.plots)
-    err = Console(stderr=True)
+    err = errors()
     offered, notes = [], dict.fromkeys(demand.notes)
     for rate_rps in rates:
         trials = [
@@ -116,12 +115,12 @@ def _policies(args: argparse.Namespace) -> int:
             )
         )
     for note in notes:
-        err.print(note, highlight=False)
+        err.print(note)
     rounds = compare(
         offered,
         jobs,
         latencies=args.plots is not None or args.html is not None,
-        show=lambda line: None if args.json else err.print(line, highlight=False),
+        show=lambda line: None if args.json else err.print(line),
     )
     comparisons = [one.comparison for one in rounds]
     if args.plots is not None:
@@ -129,21 +128,20 @@ def _policies(args: argparse.Namespace) -> int:
         from loadgen.trials.course_plots import write_plots
 
         for path in write_plots(rounds, demand.tiers, args.plots):
-            err.print(f"wrote {path}", highlight=False)
+            err.print(f"wrote {path}")
     if args.html is not None:
         shown = comparison_table(comparisons, demand.tiers)
         command = shlex.join(["slackline", *sys.argv[1:]])
         write_rounds(rounds, demand.tiers, shown, command, args.html)
-        err.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
+        err.print(f"wrote {args.html}", soft_wrap=True)
     if args.json:
-        print(msgspec.json.encode(_json_report(args, demand, comparisons)).decode())
+        print_json(_json_report(args, demand, comparisons))
         return 0
-    out = Console(width=None if sys.stdout.isatty() else 140)
+    out = output(140)
     out.print(
         circumstances(
             comparisons[0].policies[0], None if len(comparisons) > 1 else comparisons[0].rate_rps
         ),
-        highlight=False,
         markup=False,
         soft_wrap=True,
     )

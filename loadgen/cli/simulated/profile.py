@@ -4,7 +4,6 @@ and a new one from measurements.
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
 from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.report import percent
-from loadgen.tables import print_table, with_columns
+from loadgen.tables import output, print_json, print_table, with_columns
 from loadgen.trials.profile_fit import COLUMNS, DRAFTS, FITTED, fit_form, read_timings
 from loadgen.writing import json_of, write
 from shared.bus.users import OPERATOR
@@ -90,11 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    out = Console(width=None if sys.stdout.isatty() else 140)
+    out = output(140)
     if args.action == "list":
         files = [store.read(name) for name in store.names()]
         if args.json:
-            print(msgspec.json.encode([facts(file) for file in files]).decode())
+            print_json([facts(file) for file in files])
         else:
             print_table(out, list_table(files))
     elif args.action == "show":
@@ -116,7 +115,7 @@ def _present(file: ProfileFile, args: argparse.Namespace, out: Console) -> None:
     took = typical(file)
     if args.json:
         found = {**facts(file), "coefficients": file.coefficients, "typical": took}
-        print(msgspec.json.encode(found).decode())
+        print_json(found)
     else:
         show(file, took, out)
 
@@ -187,7 +186,7 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
         ("provenance", file.provenance),
     ):
         table.add_row(name, escape(text))
-    out.print(table, highlight=False)
+    out.print(table)
     batches = with_columns(Table(box=SIMPLE_HEAD), "an iteration of|>takes|>tokens/s")
     for batch in took:
         tokens = batch["prefill_tokens"] + batch["decodes"]
@@ -259,4 +258,4 @@ def encoded(file: ProfileFile) -> bytes:
 
 
 def _say(out: Console, line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    out.print(line, markup=False, soft_wrap=True)

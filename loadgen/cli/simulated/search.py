@@ -1,14 +1,11 @@
 """`slackline search`: ranks the settings of a policy, by capacity or by violations at one rate."""
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -28,7 +25,7 @@ from loadgen.cli.simulated.capacity import (
     setup_fields,
 )
 from loadgen.load.report import percent
-from loadgen.tables import print_table
+from loadgen.tables import errors, output, print_json, print_table
 from loadgen.trials.figures import figures_of
 from loadgen.trials.figures_table import named
 from loadgen.trials.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
@@ -96,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
     trials = [
         make_trial(args, demand, args.policy, fixed | settings, args.rate) for settings in varied
     ]
-    err = Console(stderr=True)
+    err = errors()
     for note in demand.notes if args.rate is None else demand.at(args.rate).notes:
-        err.print(note, highlight=False)
+        err.print(note)
     tasks: list[Callable[[], Carried | AtRate]] = []
     for trial, settings in zip(trials, varied, strict=True):
         if args.rate is not None:
@@ -108,13 +105,12 @@ def run(args: argparse.Namespace) -> int:
     results: dict[int, Carried | AtRate] = {}
     remaining = Remaining(len(tasks))
     if not args.json:
-        err.print(f"{len(tasks)} configurations, {jobs} at a time", highlight=False)
+        err.print(f"{len(tasks)} configurations, {jobs} at a time")
     for number, result in run_all(tasks, jobs):
         results[number], so_far = result, remaining.one_done()
         if not args.json:
             err.print(
                 f"{so_far} {line(args.policy, result)}",
-                highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
@@ -126,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
         **setup_fields(args, demand, fixed, trials[0].deployment.draft, began_s),
     )
     if args.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return 0
-    out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(setup_line(report), highlight=False, markup=False, soft_wrap=True)
+    out = output(120)
+    out.print(setup_line(report), markup=False, soft_wrap=True)
     print_table(out, search_table(report))
     return 0
 

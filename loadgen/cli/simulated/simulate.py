@@ -1,16 +1,12 @@
 """`slackline simulate`: serves a plan of requests with the live cores, in virtual time."""
 
 import argparse
-import sys
 import time
-
-import msgspec
-from rich.console import Console
 
 from loadgen.cli.options.plan import Plan
 from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.report import zero_gap_note
-from loadgen.tables import print_line, print_table
+from loadgen.tables import errors, output, print_json, print_line, print_table
 from loadgen.trials.figures import Figures, figures_of
 from loadgen.trials.figures_table import circumstances, figures_table, named
 from loadgen.trials.remaining import left
@@ -22,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console(stderr=True)
+    console = errors()
     trial, plan = read_run(args, console)
     began_s = time.perf_counter()
     with console.status("simulating") as status:
@@ -33,12 +29,12 @@ def run(args: argparse.Namespace) -> int:
         )
     figures = figures_of(trial, plan.requests, result)
     if args.json:
-        print(msgspec.json.encode(figures).decode())
+        print_json(figures)
         return 0
-    out = Console(width=None if sys.stdout.isatty() else 120)
+    out = output(120)
     policy = named(figures.policy, figures.settings)
     title = f"{policy}: {circumstances(figures, figures.rate_rps)}"
-    out.print(title, highlight=False, markup=False, soft_wrap=True)
+    out.print(title, markup=False, soft_wrap=True)
     print_table(out, figures_table(figures, plan.tiers))
     groups = (figures.by_tier, figures.by_importance, figures.by_length)
     if note := zero_gap_note(group.tbt_s.p50 for each in groups for group in each.values()):

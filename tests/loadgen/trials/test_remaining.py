@@ -25,9 +25,12 @@ def test_what_is_left_takes_as_long_as_what_was_done(monkeypatch: pytest.MonkeyP
     assert left(0.0, now_s) == left(1.0, now_s) == left(1.2, now_s) == ""
 
 
-def test_a_search_knows_its_end_once_it_has_a_limit_on_both_sides() -> None:
-    assert search_left([probe(1.0, 0.0), probe(2.0, 0.0)], 0.01, 0.01, 5.0) == ""
+def test_a_search_knows_its_end_once_it_has_a_limit_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remaining.time, "perf_counter", lambda: 115.0)
+    assert search_left([probe(1.0, 0.0), probe(2.0, 0.0)], 0.01, 0.01, 100.0) == ""
     # between 2 and 4 lie 70 steps of 1 %, which seven halvings make one
     tried = [probe(1.0, 0.0), probe(2.0, 0.01), probe(4.0, 0.5)]
-    assert search_left(tried, 0.01, 0.01, 5.0) == ", 7 more rates, about 35 s left"
-    assert search_left([probe(3.98, 0.0), probe(4.0, 0.5)], 0.01, 0.01, 5.0) == ""
+    assert search_left(tried, 0.01, 0.01, 100.0) == ", 7 more rates, about 35 s left"
+    assert search_left([probe(3.98, 0.0), probe(4.0, 0.5)], 0.01, 0.01, 100.0) == ""
