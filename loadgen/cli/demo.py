@@ -99,11 +99,11 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         f"{load.rate:.1f} a second on average, {share}. "
         "Two policies serve the same requests: first in order of arrival "
         f"(fcfs, with the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), "
-        "then as each token is due (slackline).",
+        "then as each token is due (slackline)."
     )
     console.print(
         f"Other work used {100 * busy:.0f} % of this machine's cores before: the more it is, "
-        "the fewer requests the engines keep up with.",
+        "the fewer requests the engines keep up with."
     )
     reports = []
     for policy, settings in POLICIES.items():
@@ -152,7 +152,7 @@ async def _on(
     """Starts a fleet, does `work` on it and stops it. Raises the error of either."""
     console.print(
         "[dim]starting nats-server, admission, planner, relegation, "
-        f"{spec.replicas} x {spec.engine} worker ...[/]",
+        f"{spec.replicas} x {spec.engine} worker ...[/]"
     )
     async with Fleet(spec, lambda line: console.print(line, markup=False)) as fleet:
         return await fleet.unless_failed(work(fleet))

@@ -4,21 +4,10 @@ import argparse
 
 from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
-from loadgen.cli.options.common import (
-    add_jobs_argument,
-    add_plots_argument,
-)
+from loadgen.cli.options.common import add_jobs_argument, add_plots_argument
 from loadgen.cli.options.option import add_options
-from loadgen.cli.options.plan import (
-    add_context_argument,
-    add_tiers_argument,
-    read_fitting,
-)
-from loadgen.cli.options.trial import (
-    add_definition_argument,
-    add_draft_arguments,
-    draft_of,
-)
+from loadgen.cli.options.plan import add_context_argument, add_tiers_argument, read_fitting
+from loadgen.cli.options.trial import add_definition_argument, add_draft_arguments, draft_of
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace
 from loadgen.load.workload import Rows

@@ -14,12 +14,7 @@ from msgspec import structs
 from rich.console import Console
 
 from loadgen.cli.options.common import add_jobs_argument, add_plots_argument
-from loadgen.cli.options.html import (
-    add_html_argument,
-    check_html,
-    write_reports,
-    write_rounds,
-)
+from loadgen.cli.options.html import add_html_argument, check_html, write_reports, write_rounds
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
 from loadgen.cli.options.trial import add_trial_arguments, judged_tiers, make_trial

@@ -12,11 +12,7 @@ from rich.table import Table
 from loadgen.cli.options.common import add_jobs_argument, parse_pairs
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, add_plan_arguments, read_demand
-from loadgen.cli.options.trial import (
-    add_policy_arguments,
-    add_trial_arguments,
-    make_trial,
-)
+from loadgen.cli.options.trial import add_policy_arguments, add_trial_arguments, make_trial
 from loadgen.cli.simulated.capacity import (
     Setup,
     add_precision_argument,
@@ -109,11 +105,7 @@ def run(args: argparse.Namespace) -> int:
     for number, result in run_all(tasks, jobs):
         results[number], so_far = result, remaining.one_done()
         if not args.json:
-            err.print(
-                f"{so_far} {line(args.policy, result)}",
-                markup=False,
-                soft_wrap=True,
-            )
+            err.print(f"{so_far} {line(args.policy, result)}", markup=False, soft_wrap=True)
     report = SearchReport(
         grid=grid,
         configurations=best_first([results[number] for number in range(len(tasks))]),
