@@ -19,9 +19,7 @@ class Clock:
     """The clock; `unix_s()` is now. Virtual runs pass the two clocks of their own."""
 
     def __init__(
-        self,
-        wall_s: Callable[[], float] = time.time,
-        monotonic_s: Callable[[], float] = _steady_s,
+        self, wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = _steady_s
     ) -> None:
         self._wall_s, self._monotonic_s = wall_s, monotonic_s
         self._offset_s = self._read_offset_s()

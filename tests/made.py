@@ -20,14 +20,7 @@ from shared.schemas import (
     Record,
     Verdict,
 )
-from shared.vocabulary import (
-    FinishReason,
-    RecordState,
-    ReplicaId,
-    RequestKey,
-    ServiceClass,
-    Slo,
-)
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 PROFILE = "a100-llama3-8b"
 

@@ -29,10 +29,7 @@ class Bound(Struct, frozen=True, kw_only=True):
 
 
 def bound(
-    requests: Sequence[PlannedRequest],
-    tiers: TierSet,
-    profile_name: str,
-    replicas: int,
+    requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str, replicas: int
 ) -> Bound:
     """The bound of these requests by the definitions of their tiers, each replica with the KV that
     the profile states.

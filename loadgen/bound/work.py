@@ -124,8 +124,7 @@ def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, profile: Pr
     if times is None or slo.definition is TTLT:
         return slo
     return replace(
-        slo,
-        ttft_s=min(_or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, CHUNK_TOKENS)),
+        slo, ttft_s=min(_or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, CHUNK_TOKENS))
     )
 
 

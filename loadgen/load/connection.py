@@ -33,12 +33,7 @@ def bus_at(
 ) -> AbstractAsyncContextManager[NatsBus]:
     """A bus at this server, as this user. Raises ConfigError."""
     return connect(
-        access.url,
-        name,
-        user,
-        creds=access.creds,
-        tls_ca=access.tls_ca,
-        connect_s=connect_s,
+        access.url, name, user, creds=access.creds, tls_ca=access.tls_ca, connect_s=connect_s
     )
 
 

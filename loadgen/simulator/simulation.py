@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage
-from loadgen.simulator.misjudged import (
-    MisjudgedLengths,
-    stretched,
-)
+from loadgen.simulator.misjudged import MisjudgedLengths, stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet

@@ -19,19 +19,11 @@ from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.admission import admission
-from shared.core.admission.admission import (
-    AdmissionCore,
-    AdmissionEvent,
-    AdmissionSettings,
-)
+from shared.core.admission.admission import AdmissionCore, AdmissionEvent, AdmissionSettings
 from shared.core.offer import as_offer
 from shared.core.record import record as life
 from shared.core.relegation import relegation
-from shared.core.relegation.relegation import (
-    RelegationCore,
-    RelegationEvent,
-    RelegationSettings,
-)
+from shared.core.relegation.relegation import RelegationCore, RelegationEvent, RelegationSettings
 from shared.core.tick import Tick
 from shared.routing.pipeline import Router
 from shared.schemas import (
@@ -286,10 +278,7 @@ class VirtualFleet:
     # ------------------------------------------------------------ admission and relegation
 
     def _offer(
-        self,
-        record: Record,
-        answered: Callable[[Record, OfferAnswer], None],
-        hops_left: int = 0,
+        self, record: Record, answered: Callable[[Record, OfferAnswer], None], hops_left: int = 0
     ) -> None:
         assert record.replica is not None
         replica = self._replicas.get(record.replica)

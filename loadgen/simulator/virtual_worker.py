@@ -73,11 +73,7 @@ class VirtualWorker:
     """One replica's worker. Columns are indexed by slot."""
 
     def __init__(
-        self,
-        announce: Announce,
-        batch_s: BatchTime,
-        draft: Draft | None,
-        acceptance: Acceptance,
+        self, announce: Announce, batch_s: BatchTime, draft: Draft | None, acceptance: Acceptance
     ) -> None:
         self._announce = announce
         self._batch_s, self._draft = batch_s, draft

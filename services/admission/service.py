@@ -24,12 +24,7 @@ from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.core.admission.admission import (
-    AdmissionCore,
-    AdmissionSettings,
-    Heard,
-    Pooled,
-)
+from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled
 from shared.errors import BusError
 from shared.models import shipped as models
 from shared.placing.ending import Ending
@@ -116,14 +111,7 @@ class Admission:
             self._placement.feed,
         )
         self._ends = Ends(
-            self.name,
-            clock,
-            records,
-            placer,
-            ending,
-            self._placement,
-            self._chores,
-            self._soon,
+            self.name, clock, records, placer, ending, self._placement, self._chores, self._soon
         )
         self._cancels = Cancels(records, self._placement, self._chores, self._soon)
         self._stall = Stall(bus, clock)

@@ -72,12 +72,7 @@ class Console:
     """The routes of the console, and the listening behind them."""
 
     def __init__(
-        self,
-        rules: Rules,
-        bus: Bus,
-        clock: Clock,
-        tasks: asyncio.TaskGroup,
-        keys: HttpKeys | None,
+        self, rules: Rules, bus: Bus, clock: Clock, tasks: asyncio.TaskGroup, keys: HttpKeys | None
     ) -> None:
         """`keys`: the keys of `console_keys`; None where there are none."""
         self._rules, self._bus, self._clock, self._tasks = rules, bus, clock, tasks

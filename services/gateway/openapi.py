@@ -119,11 +119,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation("This document", media_type=JSON),
 }
 NUMBERS = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}}
-MILLISECONDS = {
-    "type": "number",
-    "minimum": slo_headers.LEAST_MS,
-    "maximum": slo_headers.MOST_MS,
-}
+MILLISECONDS = {"type": "number", "minimum": slo_headers.LEAST_MS, "maximum": slo_headers.MOST_MS}
 PLAIN = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_-]+$"}
 HEADERS: Mapping[str, Mapping[str, Any]] = {
     request_headers.IDEMPOTENCY_KEY: PLAIN,

@@ -250,8 +250,7 @@ class ReplicaPlanner:
             if not calls:
                 del self._waiting[offer.key, offer.attempt]
             self._chores.spawn(
-                call.reply(OfferDeclined(reason="the planner is overloaded")),
-                "planner.answer",
+                call.reply(OfferDeclined(reason="the planner is overloaded")), "planner.answer"
             )
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
@@ -272,10 +271,7 @@ class ReplicaPlanner:
     async def _hold(self, hold: Hold) -> None:
         try:
             answer: HoldAnswer | WorkerGone = await self._bus.request(
-                subjects.hold(self.replica),
-                hold,
-                HoldAnswer,
-                timeout_s=self._cfg.hold_timeout_s,
+                subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s
             )
         except NoResponders:
             answer = WorkerGone()

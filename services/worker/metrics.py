@@ -33,11 +33,7 @@ class WorkerMetrics:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        replica: ReplicaId,
-        facts: EngineFacts,
-        fitted: ProfileFile | None,
+        self, registry: Registry, replica: ReplicaId, facts: EngineFacts, fitted: ProfileFile | None
     ) -> None:
         self._made, self._replica, self._model = registry, replica, facts.model
         self._blocks = max(1, facts.kv_blocks)

@@ -162,11 +162,7 @@ class NatsBus:
             async def handle(request: Request) -> None:
                 # the reply comes later, from elsewhere: we need the message, not micro's view
                 if not await self._hand_over(
-                    request._msg,
-                    endpoint.subject,
-                    endpoint.kind,
-                    endpoint.handler,
-                    endpoint.gate,
+                    request._msg, endpoint.subject, endpoint.kind, endpoint.handler, endpoint.gate
                 ):
                     refused[endpoint.name] += 1
 

@@ -13,15 +13,7 @@ from shared.console.replica_watch import SLOTS_LIMIT, ReplicaWatch
 from shared.console.rolling import WINDOW_S, Rolling
 from shared.console.slack import EDGES_S
 from shared.rules.tiers import TierSet
-from shared.schemas import (
-    Announce,
-    BatchPlan,
-    Digest,
-    Ended,
-    PlanAck,
-    PoolDigest,
-    RosterAnswer,
-)
+from shared.schemas import Announce, BatchPlan, Digest, Ended, PlanAck, PoolDigest, RosterAnswer
 from shared.vocabulary import MOST_REPLICAS, ReplicaId, RequestKey, Slo
 
 FRESH_S = 2.0  # a replica whose digest is older is shown as silent

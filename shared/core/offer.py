@@ -12,12 +12,7 @@ def as_offer(record: Record, service_class: ServiceClass, *, hops_left: int = 0)
     made = record.resume.measure
     measure = made if made.tokens else Measure.begin(record.slo, record.arrived_unix_s)
     return offer_of(
-        record,
-        service_class,
-        measure,
-        made.tokens,
-        body_key=record.body_key,
-        hops_left=hops_left,
+        record, service_class, measure, made.tokens, body_key=record.body_key, hops_left=hops_left
     )
 
 

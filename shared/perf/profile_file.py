@@ -8,12 +8,7 @@ from msgspec import Meta, Struct
 
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, DraftCost
-from shared.perf.forms import (
-    PiecewiseTokens,
-    SlosServeRoofline,
-    SolaPolynomial,
-    TokenTable,
-)
+from shared.perf.forms import PiecewiseTokens, SlosServeRoofline, SolaPolynomial, TokenTable
 from shared.perf.iteration_time import Profile
 from shared.perf.stratified import StratifiedLinear
 from shared.vocabulary import Count, FromOne

@@ -72,10 +72,7 @@ def decoding(view: View) -> Decoding:
 
 def decodes_of(view: View, rows: Rows) -> BatchShape:
     """The shape of these decodes alone."""
-    return BatchShape(
-        decodes=len(rows),
-        decode_context=int(view.top_tokens[rows].sum()),
-    )
+    return BatchShape(decodes=len(rows), decode_context=int(view.top_tokens[rows].sum()))
 
 
 def shape_of(view: View, decodes: Decoding, choice: Choice) -> BatchShape:

@@ -177,13 +177,7 @@ def draft_room(depth: Ints, width: Ints) -> Ints:
 
 
 def draft_s(
-    draft: Draft,
-    depth: Ints,
-    width: Ints,
-    context: Ints,
-    missing: Ints,
-    *,
-    together: bool = False,
+    draft: Draft, depth: Ints, width: Ints, context: Ints, missing: Ints, *, together: bool = False
 ) -> float:
     """The seconds that the draft model takes in one iteration: it reads the positions that its KV
     lacks, then takes a step for each level, for all entries at once.

@@ -166,10 +166,7 @@ def _speculating(choice: Choice, drafts: Ints) -> Choice:
         choice,
         caps=caps,
         speculation=Speculation(
-            method="chain",
-            depth=depth,
-            width=np.minimum(depth, 1),
-            budget_tokens=verified,
+            method="chain", depth=depth, width=np.minimum(depth, 1), budget_tokens=verified
         ),
         repeats=1,
     )

@@ -33,13 +33,7 @@ PARTS: Mapping[RouterName, Parts] = {
     ),
     # The same, but decodes count as backlog, and equal replicas are taken in turn.
     "in_time": Parts(
-        (
-            scorers.free_slot,
-            scorers.attainability,
-            scorers.surplus,
-            scorers.kv_room,
-            scorers.load,
-        ),
+        (scorers.free_slot, scorers.attainability, scorers.surplus, scorers.kv_room, scorers.load),
         BestInTurn,
     ),
     "round_robin": Parts((), Rotation),

@@ -12,13 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from shared.bus.api import Entry, KeyValue
-from shared.errors import (
-    BusError,
-    BusTimeout,
-    StoreDamaged,
-    StoreFull,
-    WrongSequence,
-)
+from shared.errors import BusError, BusTimeout, StoreDamaged, StoreFull, WrongSequence
 from shared.schemas import Body, Record, Resume
 from shared.store.outputs import ENDED_TTL_S, SMALL_BYTES, Output, Outputs
 from shared.store.seal import opened, read, readable, sealed

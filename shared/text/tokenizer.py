@@ -122,10 +122,7 @@ class Tokenizer:
         return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)
 
     def render(
-        self,
-        messages: object,
-        tools: chat.Tools = (),
-        variables: Mapping[str, Any] | None = None,
+        self, messages: object, tools: chat.Tools = (), variables: Mapping[str, Any] | None = None
     ) -> str:
         """One prompt from chat messages and the tools that the answer may call; it ends where the
         assistant's turn begins. `variables` are the template's, by name. Raises PeerError.
@@ -200,10 +197,7 @@ def _load(folder: str) -> Tokenizer:
     else:
         render = chat.marked if inner.token_to_id("<|im_start|>") is not None else chat.labelled
     return Tokenizer(
-        inner,
-        eos_token_ids=frozenset(ends),
-        render=render,
-        tool_format=of_template(template),
+        inner, eos_token_ids=frozenset(ends), render=render, tool_format=of_template(template)
     )
 
 

@@ -14,24 +14,10 @@ import pytest_asyncio
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.errors import ConfigError, PeerError
-from shared.schemas import (
-    Announce,
-    Delta,
-    GenerateRequest,
-    Withdraw,
-    Withdrawn,
-)
+from shared.schemas import Announce, Delta, GenerateRequest, Withdraw, Withdrawn
 from shared.subjects import request_key
 from shared.vocabulary import FinishReason, ReplicaId
-from tests.fleet.live import (
-    WAIT_S,
-    ask,
-    check,
-    client_of,
-    connect_raw,
-    request_for,
-    until_idle,
-)
+from tests.fleet.live import WAIT_S, ask, check, client_of, connect_raw, request_for, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}

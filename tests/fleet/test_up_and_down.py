@@ -16,16 +16,8 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.errors import ConfigError
-from shared.schemas import (
-    Digest,
-)
-from tests.fleet.live import (
-    WAIT_S,
-    ask,
-    check,
-    client_of,
-    draw_requests,
-)
+from shared.schemas import Digest
+from tests.fleet.live import WAIT_S, ask, check, client_of, draw_requests
 from tests.fleet.processes import children_of, gone, wait_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

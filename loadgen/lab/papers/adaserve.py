@@ -7,16 +7,7 @@ from msgspec.structs import replace
 
 from loadgen.lab.papers.run import Run
 from loadgen.lab.papers.table import Row, Table
-from loadgen.lab.papers.values import (
-    Value,
-    combined,
-    highest,
-    lowest,
-    met,
-    of,
-    over,
-    violated,
-)
+from loadgen.lab.papers.values import Value, combined, highest, lowest, met, of, over, violated
 from shared.rules.tiers import Tier, TierSet, load_tiers
 
 SECONDS = 3600 * 0.07

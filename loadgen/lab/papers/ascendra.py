@@ -77,9 +77,7 @@ TABLES = (
                 (1.191, None, None, 1.174, None),
             ),
             Row(
-                "figure13",
-                "two HP, one LP",
-                [*[None] * 4, goodput(run_of(OURS, subgroup="1L2H"))],
+                "figure13", "two HP, one LP", [*[None] * 4, goodput(run_of(OURS, subgroup="1L2H"))]
             ),
             Row(
                 "figure9-qwen",

@@ -75,9 +75,7 @@ def several_bounds(seed: int, requests: float) -> Run:
     tiers = {
         name: Tier(
             slo=_bounds(
-                rng,
-                OUTPUT_TOKENS[run.workload],
-                SEVERAL if name == "t0" else SEVERAL + PLAIN,
+                rng, OUTPUT_TOKENS[run.workload], SEVERAL if name == "t0" else SEVERAL + PLAIN
             ),
             share=tier.share,
             importance=tier.importance,

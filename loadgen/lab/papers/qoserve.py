@@ -4,14 +4,7 @@ from msgspec.structs import replace
 
 from loadgen.lab.papers.run import Run
 from loadgen.lab.papers.table import Row, Table
-from loadgen.lab.papers.values import (
-    Value,
-    capacity,
-    important_violated,
-    of,
-    together,
-    violated,
-)
+from loadgen.lab.papers.values import Value, capacity, important_violated, of, together, violated
 from loadgen.trials.figures import Figures
 from shared.rules.tiers import QOSERVE_3, Tier, TierSet
 from shared.vocabulary import Slo

@@ -77,8 +77,7 @@ class TokenizeEndpoint:
         highest = max(question.tokens, default=0)
         if highest >= self._tokenizer.vocabulary:
             raise PeerError(
-                f"token ids must lie between 0 and {self._tokenizer.vocabulary - 1}",
-                param="tokens",
+                f"token ids must lie between 0 and {self._tokenizer.vocabulary - 1}", param="tokens"
             )
         return Detokenized(text=self._tokenizer.decode(question.tokens))
 

@@ -79,12 +79,7 @@ class Answer:
         ]
         self._send_message = send
         self._frame = ask.api_format.frame(
-            Head(
-                ask.request_id,
-                int(created_unix_s),
-                ask.include_usage,
-                ask.usage_so_far,
-            )
+            Head(ask.request_id, int(created_unix_s), ask.include_usage, ask.usage_so_far)
         )
         self._silence = Deadline(keepalive_s if ask.stream else None)
         self._stall = Deadline(stall_s)

@@ -186,11 +186,7 @@ class ReplyFrame:
         return b"data: " + encode(reply) + b"\n\n"
 
     def _reply(
-        self,
-        kind: str,
-        choices: Sequence[Struct],
-        so_far: SoFar,
-        usage: Usage | UnsetType | None,
+        self, kind: str, choices: Sequence[Struct], so_far: SoFar, usage: Usage | UnsetType | None
     ) -> Reply:
         return Reply(
             id=self._id,

@@ -107,8 +107,7 @@ class Batches:
         window = WINDOW.fullmatch(body.completion_window)
         if window is None:
             raise PeerError(
-                "completion_window must be a time such as `24h` or `90m`",
-                param="completion_window",
+                "completion_window must be a time such as `24h` or `90m`", param="completion_window"
             )
         window_s = int(window[1]) * UNITS_S[window[2]]
         if window_s > WINDOW_LIMIT_S:

@@ -67,14 +67,7 @@ class FileStore:
         return Incoming(self, f"file-{uuid4().hex}")
 
     async def commit(
-        self,
-        tenant: str,
-        file_id: str,
-        digest: Digest,
-        *,
-        filename: str,
-        purpose: str,
-        keep_s: int,
+        self, tenant: str, file_id: str, digest: Digest, *, filename: str, purpose: str, keep_s: int
     ) -> FileObject:
         """Make stored chunks a file of the tenant, kept for `keep_s`. Raises BusError."""
         now = int(time.time())

@@ -40,8 +40,7 @@ class ExpiresAfter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise PeerError(f"{param}.anchor must be created_at", param=f"{param}.anchor")
         if not HOUR_S <= self.seconds <= MONTH_S:
             raise PeerError(
-                f"{param}.seconds must lie between {HOUR_S} and {MONTH_S}",
-                param=f"{param}.seconds",
+                f"{param}.seconds must lie between {HOUR_S} and {MONTH_S}", param=f"{param}.seconds"
             )
         return self.seconds
 

@@ -159,9 +159,7 @@ class BatchRun:
 
     async def _keep(self, number: int, custom_id: str, answered: LineAnswer) -> None:
         response = LineResponse(
-            status_code=answered.status,
-            request_id=answered.request_id,
-            body=as_raw(answered.body),
+            status_code=answered.status, request_id=answered.request_id, body=as_raw(answered.body)
         )
         result = Result(
             id=ID + id_of(self._record.id, number),

@@ -36,10 +36,7 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
     def run(tokens: int, drafts: int = 0) -> Outcome:
         column = pack([drafts] * len(slots))
         selection = Selection(
-            method="chain",
-            depth=column,
-            width=pack([1] * len(slots)),
-            budget_tokens=1 << 20,
+            method="chain", depth=column, width=pack([1] * len(slots)), budget_tokens=1 << 20
         )
         work = [Work(slot, tokens, True) for slot in slots]
         return engine.execute(work, selection if drafts else None)

@@ -50,12 +50,7 @@ def explanation(
         timeline = _seen_by(tenant, timeline)
     if verdict is None:
         missed = first_missed(
-            record.slo,
-            record.arrived_unix_s,
-            measure,
-            timeline,
-            now_unix_s,
-            good=False,
+            record.slo, record.arrived_unix_s, measure, timeline, now_unix_s, good=False
         )
     else:
         missed = verdict.first_missed

@@ -79,12 +79,7 @@ def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) 
 
 
 def declined(
-    record: Record,
-    owner: str,
-    *,
-    attempt: int,
-    now_unix_s: float | None = None,
-    why: str = "",
+    record: Record, owner: str, *, attempt: int, now_unix_s: float | None = None, why: str = ""
 ) -> Record | None:
     """The chosen replica certainly does not hold it, so it goes back into the pool. An admission
     does not use this: it names the next place (`placed`), or gives up.
@@ -341,17 +336,11 @@ def _waiting(record: Record, owner: str, resume: Resume | None, left: str) -> Re
 
 
 def _in_pool(
-    record: Record,
-    now_unix_s: float | None,
-    why: str,
-    neighbours: Sequence[Neighbour] = (),
+    record: Record, now_unix_s: float | None, why: str, neighbours: Sequence[Neighbour] = ()
 ) -> Record:
     if now_unix_s is not None:
         step = Happening(
-            at_unix_s=now_unix_s,
-            what=Happened.RELEGATED,
-            why=why,
-            neighbours=tuple(neighbours),
+            at_unix_s=now_unix_s, what=Happened.RELEGATED, why=why, neighbours=tuple(neighbours)
         )
         record = _noted(record, now_unix_s, step)
     return replace(

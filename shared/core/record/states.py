@@ -39,24 +39,14 @@ class Event(Enum):
 
 # Event -> state before -> possible states after. Where a state is left out, nothing changes.
 LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
-    Event.PLACED: {
-        State.WAITING: [State.PLACED],
-        State.PLACED: [State.PLACED],
-    },
-    Event.DRAWN: {
-        State.RELEGATED: [State.PLACED],
-    },
-    Event.HELD: {
-        State.PLACED: [State.PLACED],
-    },
+    Event.PLACED: {State.WAITING: [State.PLACED], State.PLACED: [State.PLACED]},
+    Event.DRAWN: {State.RELEGATED: [State.PLACED]},
+    Event.HELD: {State.PLACED: [State.PLACED]},
     Event.DECLINED: {
         State.PLACED: [State.RELEGATED],
         State.CANCELLED_PLACED: [State.CANCELLED_RELEGATED],
     },
-    Event.RELEGATED: {
-        State.WAITING: [State.RELEGATED],
-        State.PLACED: [State.RELEGATED],
-    },
+    Event.RELEGATED: {State.WAITING: [State.RELEGATED], State.PLACED: [State.RELEGATED]},
     Event.SETTLED: {
         State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
         State.CANCELLED_PLACED: [State.ENDED],
@@ -86,13 +76,8 @@ LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
         State.CANCELLED_WAITING: [State.ENDED],
         State.CANCELLED_PLACED: [State.ENDED],
     },
-    Event.EXPIRED: {
-        State.RELEGATED: [State.ENDED],
-        State.CANCELLED_RELEGATED: [State.ENDED],
-    },
-    Event.FITTED: {
-        State.RELEGATED: [State.RELEGATED, State.ENDED],
-    },
+    Event.EXPIRED: {State.RELEGATED: [State.ENDED], State.CANCELLED_RELEGATED: [State.ENDED]},
+    Event.FITTED: {State.RELEGATED: [State.RELEGATED, State.ENDED]},
 }
 
 

@@ -61,11 +61,7 @@ def ended(
         else first_missed(record.slo, arrived, measure, resume.diary, ended_unix_s, good=good),
     )
     return replace(
-        record,
-        state=RecordState.ENDED,
-        verdict=verdict,
-        resume=resume,
-        relegated=verdict.relegated,
+        record, state=RecordState.ENDED, verdict=verdict, resume=resume, relegated=verdict.relegated
     )
 
 

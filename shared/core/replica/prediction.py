@@ -251,12 +251,7 @@ class Prediction:
         draft = self._draft.now
         assert draft is not None, "speculation without a draft model"
         return draft_s(
-            draft,
-            depth=depth,
-            width=width,
-            context=context,
-            missing=missing,
-            together=self._chains,
+            draft, depth=depth, width=width, context=context, missing=missing, together=self._chains
         )
 
     # ------------------------------------------------------------ while plans are in flight

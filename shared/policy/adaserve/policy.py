@@ -126,12 +126,7 @@ class AdaServe:
         return kept
 
     def _speculating(
-        self,
-        view: View,
-        decodes: Decoding,
-        prefills: Rows,
-        choice: Choice,
-        grown: Tree,
+        self, view: View, decodes: Decoding, prefills: Rows, choice: Choice, grown: Tree
     ) -> Choice:
         """The same choice, with decodes that draft."""
         rows, n = decodes.rows, len(decodes.rows)
@@ -165,10 +160,7 @@ class AdaServe:
             lasts_s=iteration_s,
         )
         return replace(
-            choice,
-            caps=np.concatenate((verified, chunks)),
-            speculation=speculation,
-            repeats=1,
+            choice, caps=np.concatenate((verified, chunks)), speculation=speculation, repeats=1
         )
 
     def observe(self, seen: Observation) -> None:

@@ -23,12 +23,7 @@ from services.worker.engines.make import SIM_PROFILE
 from shared import subjects
 from shared.console.picture import LifePicture, Picture, WhyPicture, why_picture
 from shared.perf import profile_file as store
-from shared.schemas import (
-    Explain,
-    Explanation,
-    GenerateRequest,
-    Sampling,
-)
+from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
 from tests.fleet.live import HOPELESS, WAIT_S, ask, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -43,9 +43,7 @@ def text_of(chunks: list[ChatCompletionChunk]) -> str:
 # ---------------------------------------------------------------- answers
 
 
-async def test_a_chat_whole_and_streamed_says_the_same(
-    client: openai.AsyncOpenAI,
-) -> None:
+async def test_a_chat_whole_and_streamed_says_the_same(client: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {
         "model": await model_of(client),
         "messages": TALK,

@@ -117,9 +117,7 @@ async def test_the_items_of_a_talk_are_read_in_their_order(scripted: openai.Asyn
 # ---------------------------------------------------------------- tools
 
 
-async def test_a_loop_of_calls_and_results_ends_in_the_answer(
-    scripted: openai.AsyncOpenAI,
-) -> None:
+async def test_a_loop_of_calls_and_results_ends_in_the_answer(scripted: openai.AsyncOpenAI) -> None:
     model = await model_of(scripted)
     items: list[Any] = [{"role": "user", "content": ASKS}]
     response = await scripted.responses.create(model=model, input=items, tools=TOOLS)

@@ -28,9 +28,7 @@ def called(message: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_loop_of_calls_and_results_ends_in_the_answer(
-    scripted: openai.AsyncOpenAI,
-) -> None:
+async def test_a_loop_of_calls_and_results_ends_in_the_answer(scripted: openai.AsyncOpenAI) -> None:
     choice = await ask(scripted)
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert called(choice.message) == CALLS

@@ -189,9 +189,7 @@ def root_of(told: Told, one: Delivered) -> dict[str, Any]:
     return root
 
 
-async def test_request_is_the_root_and_says_what_was_promised_what_came_and_why(
-    told: Told,
-) -> None:
+async def test_request_is_the_root_and_says_what_was_promised_what_came_and_why(told: Told) -> None:
     for one in (told.straight, told.relegated, *told.moved):
         root, verdict = root_of(told, one), one.verdict
         assert root["parent_span_id"] is None

@@ -90,10 +90,7 @@ async def a_tenant_that_had_its_tokens_is_told_when_to_come_back(fleet: Fleet) -
             token_ids=[7] * 50, sampling=Sampling(max_tokens=100), tenant="small", request_id="e"
         )
         await ask(client, asked)
-        with pytest.raises(
-            RefusedError,
-            match="tenant small is over its limit of",
-        ) as caught:
+        with pytest.raises(RefusedError, match="tenant small is over its limit of") as caught:
             await client.submit(replace(asked, request_id="f"), "chat")
     assert caught.value.refused.code == "rate_limit_exceeded"
     assert (

@@ -18,13 +18,7 @@ from shared.bus.nats_client import OrderedClient
 from shared.bus.users import Role, User
 from shared.columns import pack
 from shared.measure import Measure
-from shared.schemas import (
-    AttemptOver,
-    BatchPlan,
-    Cancel,
-    Record,
-    Resume,
-)
+from shared.schemas import AttemptOver, BatchPlan, Cancel, Record, Resume
 from shared.store.records import Records
 from shared.subjects import request_key
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
@@ -158,9 +152,7 @@ async def stored_at(bus: NatsBus, log: str, content: bytes) -> int:
                     return seq
 
 
-async def test_a_tenant_forges_and_reads_nothing_by_what_it_may_send(
-    fleet: Fleet,
-) -> None:
+async def test_a_tenant_forges_and_reads_nothing_by_what_it_may_send(fleet: Fleet) -> None:
     mallory = await connect_raw(fleet, MALLORY)
     async with attacked(fleet) as running:
         name = running.key.partition(".")[2]

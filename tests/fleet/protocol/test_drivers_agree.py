@@ -48,14 +48,7 @@ from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
 from shared.process.drive import Inbox, drive
 from shared.rules.tiers import DEMO_3, Tier, TierSet
-from shared.schemas import (
-    AttemptOver,
-    BatchPlan,
-    Body,
-    Hold,
-    OfferAccepted,
-    Record,
-)
+from shared.schemas import AttemptOver, BatchPlan, Body, Hold, OfferAccepted, Record
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import RequestKey, Slo
 from tests import made
@@ -264,9 +257,7 @@ class LiveLoop:
             now_unix_s=self.loop.time(),
         )
         self.loop.call_later(
-            self.latency.held.median_s,
-            self.inbox.put,
-            HoldDone(hold.slot, answer),
+            self.latency.held.median_s, self.inbox.put, HoldDone(hold.slot, answer)
         )
 
     def plan_comes(self, plan: BatchPlan) -> None:
@@ -324,9 +315,7 @@ def test_a_recorded_run_replays_to_the_same_actions(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
-    policy: str,
-) -> None:
+def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(policy: str) -> None:
     latency = Latency.live().at_medians()
     plans, overs, _ = virtual(policy, 0, latency)
     live = LiveLoop(policy, 0, latency)

@@ -29,13 +29,7 @@ from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.routing.routings import named
 from shared.rules.tiers import DEFAULT
-from shared.schemas import (
-    Announce,
-    Body,
-    GenerateRequest,
-    Record,
-    Sampling,
-)
+from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer

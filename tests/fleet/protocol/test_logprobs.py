@@ -27,12 +27,7 @@ from shared.schemas import (
 )
 from shared.store import acklog
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import (
-    FinishReason,
-    RequestKey,
-    Slo,
-    Slot,
-)
+from shared.vocabulary import FinishReason, RequestKey, Slo, Slot
 from tests import made
 from tests.shared.core.placed_record import placed
 from tests.simulated.folding import fold

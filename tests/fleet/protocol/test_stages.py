@@ -21,12 +21,7 @@ from shared.rules.tiers import Tier, TierSet
 from shared.schemas import Body, PlanAck, Record, Sampling
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import (
-    FinishReason,
-    ReplicaId,
-    ServiceClass,
-    Slo,
-)
+from shared.vocabulary import FinishReason, ReplicaId, ServiceClass, Slo
 from tests import made
 from tests.shared.core.placed_record import placed
 from tests.simulated.folding import fold
@@ -127,12 +122,7 @@ class One:
 
 
 def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
-    record = made.record(
-        slo=slo,
-        arrived_unix_s=100.0,
-        prompt_tokens=prompt_tokens,
-        max_tokens=200,
-    )
+    record = made.record(slo=slo, arrived_unix_s=100.0, prompt_tokens=prompt_tokens, max_tokens=200)
     return placed(record, ReplicaId("r"), "i")
 
 

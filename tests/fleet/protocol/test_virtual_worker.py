@@ -16,14 +16,7 @@ from shared.columns import pack
 from shared.measure import Measure
 from shared.policy.acceptance import Acceptance
 from shared.rules.tiers import DEMO_3
-from shared.schemas import (
-    BatchPlan,
-    Hold,
-    OfferAccepted,
-    PlanAck,
-    Resume,
-    Selection,
-)
+from shared.schemas import BatchPlan, Hold, OfferAccepted, PlanAck, Resume, Selection
 from shared.text.tokenizer import Tokenizer
 from tests import made
 from tests.fleet.protocol.test_drivers_agree import ANNOUNCE, DRAFT, PROFILE, engine
@@ -116,11 +109,7 @@ class Both:
         assert not step.work or real_s == exec_s
         self.virtual.check()
         self.now_s += exec_s
-        times = {
-            "started_unix_s": self.now_s - exec_s,
-            "ended_unix_s": self.now_s,
-            "idle_s": 0.0,
-        }
+        times = {"started_unix_s": self.now_s - exec_s, "ended_unix_s": self.now_s, "idle_s": 0.0}
         ack, overs = self.virtual.finish(exec_s=exec_s, **times)
         finished = self.real.finish(ran._replace(exec_s=exec_s), **times)
         assert facts_of(ack) == facts_of(finished.ack)

@@ -149,8 +149,7 @@ class World:
                 eos_token_ids=frozenset(tokenizer.eos_token_ids),
             )
             facts = facts._replace(
-                draft=DRAFT,
-                features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()),
+                draft=DRAFT, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ())
             )
             engine = SimEngine(facts, profile(PROFILE), wait=None, clock=self.net.loop.time)
             await worker.serve(

@@ -32,9 +32,7 @@ def completed(text: str, *line: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_offers_commands_options_and_their_values(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bash_offers_commands_options_and_their_values(capsys: pytest.CaptureFixture[str]) -> None:
     text = script("bash", capsys)
     assert set(completed(text, "slackline", "")) == {*COMMANDS}
     assert completed(text, "slackline", "--v") == ["--version"]

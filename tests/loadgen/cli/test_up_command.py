@@ -49,8 +49,7 @@ def test_a_wrong_configuration_is_refused_with_the_command_that_tells_all_of_it(
 
 
 @pytest.mark.parametrize(
-    ("option", "engine"),
-    [("--model", "torch"), ("--model", "vllm"), ("--draft-model", "torch")],
+    ("option", "engine"), [("--model", "torch"), ("--model", "vllm"), ("--draft-model", "torch")]
 )
 def test_a_folder_that_is_no_model_is_refused(option: str, engine: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^{option} {tmp_path}: .*config\.json"):

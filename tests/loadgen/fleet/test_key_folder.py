@@ -42,10 +42,7 @@ def test_the_command_makes_what_is_missing_and_shows_no_seed(
         path for path in made if path.parent.name != "server" or path.suffix in (".pem", ".key")
     }
     assert all(later[path] == made[path] for path in kept)
-    assert {path.parent.name for path in later.keys() - made.keys()} == {
-        "r2",
-        "other",
-    }
+    assert {path.parent.name for path in later.keys() - made.keys()} == {"r2", "other"}
     shown = "".join(capsys.readouterr())
     assert "new keys: operator" in shown
     assert "new keys: worker.r2, tenant.other" in shown

@@ -11,14 +11,7 @@ from rich.console import Console
 from loadgen.cli.main import main
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import run_load
-from loadgen.load.report import (
-    Report,
-    make_report,
-    read_report,
-    side_by_side,
-    table,
-    write_report,
-)
+from loadgen.load.report import Report, make_report, read_report, side_by_side, table, write_report
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
 from shared.rules.tiers import DEMO_3

@@ -47,10 +47,7 @@ def check_nothing_is_lost(planned: Sequence[PlannedRequest], result: SimulationR
     latency=st.sampled_from(("none", "live")),
     outages=st.lists(
         st.builds(
-            Outage,
-            replica=st.just(0),
-            from_s=st.floats(0.0, 2.0),
-            for_s=st.floats(0.05, 2.0),
+            Outage, replica=st.just(0), from_s=st.floats(0.0, 2.0), for_s=st.floats(0.05, 2.0)
         ),
         max_size=1,
     ),

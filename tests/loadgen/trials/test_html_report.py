@@ -143,10 +143,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_runs(
 def test_at_one_rate_the_busier_moments_stand_right_and_have_their_own_attainment() -> None:
     quiet, busy = [1] * 30, [10] * 10
     course = Course(
-        part_s=1.0,
-        quantiles_s={},
-        offered={"chat": quiet + busy},
-        met={"chat": quiet + [5] * 10},
+        part_s=1.0, quantiles_s={}, offered={"chat": quiet + busy}, met={"chat": quiet + [5] * 10}
     )
     figure = attainment_over_rate([Run("one", 3.0, {"chat": 0.6}, course)], ["chat"])
     [line] = figure.axes[0].lines

@@ -14,20 +14,12 @@ from hypothesis import given
 
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
-from services.gateway.http.headers import (
-    APPLICATION,
-    CORRELATION_ID,
-    IDEMPOTENCY_KEY,
-    TIER_HEADERS,
-)
+from services.gateway.http.headers import APPLICATION, CORRELATION_ID, IDEMPOTENCY_KEY, TIER_HEADERS
 from services.gateway.http.slo_headers import SLO_HEADERS
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid
 from tests.services.gateway.site import WITHIN_S, site, sse
 
-BODIES: dict[str, Any] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-}
+BODIES: dict[str, Any] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 HEADERS = [
     IDEMPOTENCY_KEY, CORRELATION_ID, APPLICATION, *TIER_HEADERS,
     *(h for names in SLO_HEADERS.values() for h in names),

@@ -7,20 +7,9 @@ from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
 from shared.columns import pack, unpack_list
 from shared.core.worker.step import Finished, Load, Ran, Work
-from shared.schemas import (
-    BatchPlan,
-    Body,
-    Sampling,
-    Selection,
-)
+from shared.schemas import BatchPlan, Body, Sampling, Selection
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import (
-    FinishReason,
-    ReplicaId,
-    RequestKey,
-    Slo,
-    Slot,
-)
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, Slo, Slot
 from tests import made
 
 NOW, PROMPT = 1000.0, 40

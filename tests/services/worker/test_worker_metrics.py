@@ -11,10 +11,7 @@ from shared.schemas import Body, Sampling
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import (
-    FinishReason,
-    ReplicaId,
-)
+from shared.vocabulary import FinishReason, ReplicaId
 from tests import made
 
 R1 = ReplicaId("r1")

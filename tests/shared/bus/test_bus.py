@@ -153,10 +153,7 @@ async def test_a_published_message_says_whether_its_sender_speaks_json(
     await two.publish(f"t.{unique}.x", Echo(text="é", number=1), json=True)
     await two.publish(f"t.{unique}.x", Echo(text="é", number=2))
     await until(lambda: len(seen) == 2)
-    assert seen == [
-        (Echo(text="é", number=1), True),
-        (Echo(text="é", number=2), False),
-    ]
+    assert seen == [(Echo(text="é", number=1), True), (Echo(text="é", number=2), False)]
 
 
 async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_everywhere(

@@ -40,9 +40,7 @@ async def test_a_limited_server_is_refused_with_what_to_write_where(
         server.stop()
 
 
-async def test_a_stream_that_is_not_there_is_named_and_not_made(
-    nats_server: NatsServer,
-) -> None:
+async def test_a_stream_that_is_not_there_is_named_and_not_made(nats_server: NatsServer) -> None:
     """Only the operator makes streams."""
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"acks-r7 is not there.*slackline streams"):

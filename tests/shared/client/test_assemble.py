@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.client.assemble import Assembler
-from shared.schemas import (
-    End,
-    Status,
-    StreamEvent,
-)
+from shared.schemas import End, Status, StreamEvent
 from shared.vocabulary import FinishReason, ServiceClass
 from tests.shared.client.served_log import Log, Reader, logs, verdict
 

@@ -8,11 +8,7 @@ import pytest
 
 from shared.client.client import COPIES_FOR_S, Client, Patience
 from shared.errors import BusTimeout, NoResponders, PeerError
-from shared.schemas import (
-    Delta,
-    GenerateRequest,
-    Status,
-)
+from shared.schemas import Delta, GenerateRequest, Status
 from shared.vocabulary import FinishReason
 from tests.shared.client.served_log import LOG, Log, Server, read
 from tests.simulated.broker import Faults

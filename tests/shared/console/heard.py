@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from shared.schemas import (
-    Announce,
-    BatchPlan,
-    Digest,
-    Ended,
-    Held,
-    PlanAck,
-    RosterEntry,
-)
+from shared.schemas import Announce, BatchPlan, Digest, Ended, Held, PlanAck, RosterEntry
 from shared.vocabulary import Missed, ReplicaId, RequestKey, ServiceClass, Slo
 from tests import made
 

@@ -17,17 +17,7 @@ from shared.rules.tiers import DEFAULT
 from shared.schemas import Ended, RosterAnswer
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.generated import fuzzed, seeds, valid
-from tests.shared.console.heard import (
-    NOW,
-    R1,
-    ack,
-    announce,
-    digest,
-    ended,
-    entry,
-    held,
-    plan,
-)
+from tests.shared.console.heard import NOW, R1, ack, announce, digest, ended, entry, held, plan
 
 
 def tier_of(collector: Collector, name: str = "chat", at_s: float = 0.0) -> TierPicture:

@@ -17,9 +17,7 @@ from shared.policy.seam import (
     Speculation,
     View,
 )
-from shared.schemas import (
-    Offer,
-)
+from shared.schemas import Offer
 
 
 class Chaos:
@@ -97,11 +95,7 @@ class Chaos:
         ).astype(np.int32)
         zeros = np.zeros(len(depth), dtype=np.int32)
         drafts = Speculation(
-            "chain",
-            depth,
-            zeros + 1,
-            budget_tokens=1 << 20,
-            needed_limit_tokens=1 << 20,
+            "chain", depth, zeros + 1, budget_tokens=1 << 20, needed_limit_tokens=1 << 20
         )
         return dataclasses.replace(choice, caps=caps, speculation=drafts)
 

@@ -17,14 +17,8 @@ from shared.core.record import record as life
 from shared.core.record.record import FINAL
 from shared.core.record.states import State, state_of
 from shared.core.record.verdict import ended
-from shared.core.replica.events import (
-    Offered,
-    Refused,
-)
-from shared.policy.seam import (
-    Phase,
-    View,
-)
+from shared.core.replica.events import Offered, Refused
+from shared.policy.seam import Phase, View
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -36,13 +30,7 @@ from shared.schemas import (
     Record,
     Sampling,
 )
-from shared.vocabulary import (
-    FinishReason,
-    RecordState,
-    RequestKey,
-    ServiceClass,
-    Slo,
-)
+from shared.vocabulary import FinishReason, RecordState, RequestKey, ServiceClass, Slo
 from tests import made
 from tests.shared.core.replica_shells import REPLICA, Shells, World
 

@@ -32,10 +32,7 @@ from shared.core.tick import Tick
 from shared.core.worker.step import Finished, Load, Ran, Step, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
-from shared.policy.seam import (
-    Policy,
-    View,
-)
+from shared.policy.seam import Policy, View
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -48,11 +45,7 @@ from shared.schemas import (
     PlanAck,
     Record,
 )
-from shared.vocabulary import (
-    ReplicaId,
-    RequestKey,
-    Slot,
-)
+from shared.vocabulary import ReplicaId, RequestKey, Slot
 from tests import made
 from tests.services.worker.engines.sharing_engine import SharingEngine
 from tests.services.worker.wayward import WaywardEngine
@@ -316,12 +309,7 @@ class Shells(ABC):
         return done, outcome
 
     def end(
-        self,
-        turn: Step,
-        done: list[TurnDone],
-        began_s: float,
-        drafted_s: float,
-        state: EngineState,
+        self, turn: Step, done: list[TurnDone], began_s: float, drafted_s: float, state: EngineState
     ) -> None:
         now_s = self.line.now_s
         self.stored(

@@ -27,12 +27,7 @@ SLOS = (
 
 
 def record(slot: int) -> Record:
-    new = made.record(
-        f"t.q{slot}",
-        slo=SLOS[slot],
-        prompt_tokens=PROMPT,
-        max_tokens=MOST,
-    )
+    new = made.record(f"t.q{slot}", slo=SLOS[slot], prompt_tokens=PROMPT, max_tokens=MOST)
     return placed(new, REPLICA, "i")
 
 

@@ -84,14 +84,7 @@ PREFILL_DEAR = StratifiedLinear(
         stratum(None, 0.001, 1e-5, 5e-5, 2e-5, 1e-7, 1e-7),
     )
 )
-FORMS: tuple[Form, ...] = (
-    ROOFLINE,
-    SOLA,
-    PIECEWISE,
-    TABLE,
-    DECODE_DEAR,
-    PREFILL_DEAR,
-)
+FORMS: tuple[Form, ...] = (ROOFLINE, SOLA, PIECEWISE, TABLE, DECODE_DEAR, PREFILL_DEAR)
 
 
 def drifted(base: Profile, late_s: float = 0.0) -> Corrected:

@@ -28,10 +28,7 @@ from shared.policy import registry, sarathi
 from shared.policy.acceptance import Acceptance, Drafted, Seeds, Speculated, speculate
 from shared.policy.speculation import draft_s
 from shared.rules.tiers import DEMO_3
-from shared.schemas import (
-    Announce,
-    Selection,
-)
+from shared.schemas import Announce, Selection
 from tests import made
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 from tests.shared.policy.views import Linear
@@ -216,12 +213,7 @@ def run(
     leaps: bool = True,
 ) -> SimulationResult:
     deployment = Deployment(
-        policy,
-        PROFILE,
-        latency=LATENCIES[latency],
-        facts=facts,
-        draft=draft,
-        acceptance=acceptance,
+        policy, PROFILE, latency=LATENCIES[latency], facts=facts, draft=draft, acceptance=acceptance
     )
     options = RunOptions(keep_times=True, check_every=check_every, leaps=leaps)
     return simulate(Traffic(requests, DEMO_3), deployment, options)

@@ -24,12 +24,7 @@ QUIET = True
 
 
 def record(key: str) -> Record:
-    return made.record(
-        key,
-        expires_unix_s=1.0,
-        prompt_tokens=1,
-        max_tokens=1,
-    )
+    return made.record(key, expires_unix_s=1.0, prompt_tokens=1, max_tokens=1)
 
 
 @virtual()
@@ -58,9 +53,7 @@ async def test_an_output_in_doubt_whose_record_is_damaged_keeps_no_other_from_be
 
     for name in ("a", "b"):
         made = replace(
-            record(f"t.{name}"),
-            resume=Resume(tokens=pack(range(200)), text="ab"),
-            cancelled=True,
+            record(f"t.{name}"), resume=Resume(tokens=pack(range(200)), text="ab"), cancelled=True
         )
         await bus.requests.create(f"s.t.{name}", msgspec.msgpack.encode(made))
         net.requests.update = unanswered  # type: ignore[method-assign]

@@ -216,10 +216,7 @@ class ResponseFrame:
             closed
             + self._event("response.output_item.added", item=item)
             + self._event(
-                "response.content_part.added",
-                item_id=text.id,
-                content_index=0,
-                part=text.part(),
+                "response.content_part.added", item_id=text.id, content_index=0, part=text.part()
             )
         )
 
@@ -261,10 +258,7 @@ class ResponseFrame:
                     text=text.text,
                     logprobs=text.logprobs,
                 ) + self._event(
-                    "response.content_part.done",
-                    item_id=text.id,
-                    content_index=0,
-                    part=text.part(),
+                    "response.content_part.done", item_id=text.id, content_index=0, part=text.part()
                 )
             case _Call() as call:
                 written = self._event(

@@ -229,10 +229,7 @@ def _as_chat(body: ResponseBody, hosted: list[str]) -> AskedAsResponse:
 
 def _tool(tool: FlatTool) -> Tool:
     function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )
     return Tool(function=function, type="function")
 

@@ -89,8 +89,7 @@ class PagedModel:
         """Copies keys and values between positions of the pool."""
         if sources:
             self._pool.move(
-                torch.tensor(sources, device=self.device),
-                torch.tensor(targets, device=self.device),
+                torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device)
             )
 
     def _compute(self, batch: Batch, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:

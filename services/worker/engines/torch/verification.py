@@ -24,10 +24,7 @@ class Said(NamedTuple):
 
 
 def verify(
-    logits: torch.Tensor,
-    states: Sequence[Running],
-    trees: dict[int, Tree],
-    root: dict[int, int],
+    logits: torch.Tensor, states: Sequence[Running], trees: dict[int, Tree], root: dict[int, int]
 ) -> dict[int, Said]:
     """The tokens of each entry that emits; it stops at the first token that was not drafted.
     `root`: the row of `logits` behind its newest token, which the rows of its tree follow.

@@ -65,11 +65,7 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
         "tool_choice",
     ),
     (
-        {
-            "tools": [TOOL],
-            "tool_choice": "required",
-            "response_format": {"type": "json_object"},
-        },
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",
     ),
 ]

@@ -11,15 +11,7 @@ from shared.bus.nats import connect
 from shared.rules.http_keys import line_of, new_key
 from shared.rules.tiers import Tier
 from shared.vocabulary import Definition, Slo
-from tests.services.gateway.site import (
-    Site,
-    client_of,
-    gateway,
-    key_of,
-    new_id,
-    replies_in,
-    sse,
-)
+from tests.services.gateway.site import Site, client_of, gateway, key_of, new_id, replies_in, sse
 from tests.services.gateway.standin_fleet import standing_in
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -256,12 +256,7 @@ def refusal(engine: VllmEngine, asked: Asked, output: Sequence[int] = ()) -> str
 
 def speculation(depths: Sequence[int]) -> Selection:
     n = len(depths)
-    return Selection(
-        method="chain",
-        depth=pack(depths),
-        width=pack([1] * n),
-        budget_tokens=1 << 20,
-    )
+    return Selection(method="chain", depth=pack(depths), width=pack([1] * n), budget_tokens=1 << 20)
 
 
 def vllms_own_books(engine: VllmEngine) -> tuple[int, int, int]:

@@ -18,14 +18,7 @@ from shared.schemas import Sampling
 from shared.structured import Regex
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
-from tests.services.worker.vllm.conftest import (
-    DRAFT,
-    KV_BLOCKS,
-    OURS,
-    OUTPUT_TOKENS,
-    SLOTS,
-    Case,
-)
+from tests.services.worker.vllm.conftest import DRAFT, KV_BLOCKS, OURS, OUTPUT_TOKENS, SLOTS, Case
 from tests.services.worker.vllm.random_plans import Asked, Habits, Play, load, speculation
 
 DEPTH = 4

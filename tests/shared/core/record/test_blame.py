@@ -11,14 +11,7 @@ from shared.core.record.blame import first_missed, main_cause
 from shared.core.record.explanation import named, others
 from shared.core.record.phases import phases
 from shared.measure import Measure
-from shared.request_timeline import (
-    Account,
-    Cause,
-    Happened,
-    Happening,
-    Neighbour,
-    RequestTimeline,
-)
+from shared.request_timeline import Account, Cause, Happened, Happening, Neighbour, RequestTimeline
 from shared.vocabulary import Missed, Slo
 
 SLO = Slo(ttft_s=0.5, tbt_s=0.03)

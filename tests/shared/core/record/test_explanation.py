@@ -6,12 +6,7 @@ from msgspec.structs import replace
 from shared.core.record.explanation import answer, shares
 from shared.request_timeline import Account, Cause, RequestTimeline
 from shared.schemas import FirstMissed, Resume
-from shared.vocabulary import (
-    FinishReason,
-    Missed,
-    RecordState,
-    Slo,
-)
+from shared.vocabulary import FinishReason, Missed, RecordState, Slo
 from tests import made
 
 ENDED = made.verdict(

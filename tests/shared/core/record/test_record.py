@@ -16,13 +16,7 @@ from shared.core.record.states import LIFE, Event, State, state_of
 from shared.core.record.verdict import ended
 from shared.measure import Measure
 from shared.schemas import AttemptOver, Record, Resume
-from shared.vocabulary import (
-    FinishReason,
-    RecordState,
-    ReplicaId,
-    ServiceClass,
-    Slo,
-)
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass, Slo
 from tests import made
 
 NOW = 1000.0

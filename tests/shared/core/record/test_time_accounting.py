@@ -21,21 +21,8 @@ from shared.request_timeline import (
     RequestTimeline,
     merged,
 )
-from shared.schemas import (
-    AttemptOver,
-    Body,
-    Held,
-    LogEntry,
-    Record,
-    Sampling,
-)
-from shared.vocabulary import (
-    RecordState,
-    ReplicaId,
-    RequestKey,
-    ServiceClass,
-    Slo,
-)
+from shared.schemas import AttemptOver, Body, Held, LogEntry, Record, Sampling
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 from tests import made
 from tests.simulated.folding import fold
 

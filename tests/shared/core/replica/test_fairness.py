@@ -131,8 +131,7 @@ def met_tokens(policy: str, planned: list[PlannedRequest]) -> dict[str, tuple[fl
 
 
 @pytest.mark.parametrize(
-    ("policy", "least"),
-    [pytest.param("slackline", 0.8, marks=pytest.mark.slow), ("qoserve", 0.45)],
+    ("policy", "least"), [pytest.param("slackline", 0.8, marks=pytest.mark.slow), ("qoserve", 0.45)]
 )
 def test_a_flood_of_one_tenant_leaves_another_its_share(policy: str, least: float) -> None:
     """60 requests a second against 2, where the replica serves 10. Without tenants both meet the

@@ -6,12 +6,7 @@ from msgspec.structs import replace
 
 from shared.columns import pack
 from shared.core.worker.step import Ran, TurnDone
-from shared.schemas import (
-    Body,
-    LogEntry,
-    Resume,
-    Sampling,
-)
+from shared.schemas import Body, LogEntry, Resume, Sampling
 from shared.vocabulary import ReplicaId
 from tests import made
 from tests.shared.core.placed_record import placed

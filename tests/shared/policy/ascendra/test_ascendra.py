@@ -178,10 +178,7 @@ def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(
     of = lp_batch.VALUES[value]  # type: ignore[index]
     found = lp_batch.by_value(seen, queue, of, most)
     worth = dict(zip(queue.tolist(), of(seen, queue).tolist(), strict=True))
-    every = sorted(
-        queue.tolist(),
-        key=lambda n: (-worth[n], made[n].arrived_s, made[n].slot),
-    )
+    every = sorted(queue.tolist(), key=lambda n: (-worth[n], made[n].arrived_s, made[n].slot))
     assert found.tolist() == every[:most]
 
 
@@ -218,11 +215,7 @@ def test_the_threshold_is_the_worst_batch_at_hp_and_the_own_prefill(
 ) -> None:
     seen = view([chat(0, target=target, arrived_s=left_s - 1.0)])
     found = offload.urgent(
-        seen,
-        Linear(),
-        until_next_s=until_next_s,
-        batch_tokens=2048,
-        worst_batches=worst_batches,
+        seen, Linear(), until_next_s=until_next_s, batch_tokens=2048, worst_batches=worst_batches
     )
     assert found.tolist() == ([0] if leaves else [])
 

@@ -15,21 +15,8 @@ from shared.policy.seam import Phase, Rows, View
 from shared.schemas import Offer
 from shared.vocabulary import Slo
 from tests import made
-from tests.shared.policy.ascendra.test_ascendra import (
-    ascendra,
-    at,
-    chat,
-    planned,
-    seen_views,
-)
-from tests.shared.policy.views import (
-    NOW,
-    Row,
-    decode,
-    entries,
-    shape_of,
-    summary,
-)
+from tests.shared.policy.ascendra.test_ascendra import ascendra, at, chat, planned, seen_views
+from tests.shared.policy.views import NOW, Row, decode, entries, shape_of, summary
 
 
 @pytest.mark.parametrize("pool", [LP, HP, ""])

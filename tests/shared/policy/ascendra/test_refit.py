@@ -12,11 +12,7 @@ from shared.policy.ascendra.policy import LP
 from shared.policy.ascendra.refit import LEAST_BATCHES, Refitted, units_of
 from shared.policy.seam import Observation
 from tests.shared.policy.ascendra.test_ascendra import ascendra, at, chat, planned
-from tests.shared.policy.views import (
-    NOW,
-    Linear,
-    decode,
-)
+from tests.shared.policy.views import NOW, Linear, decode
 
 
 def batches(count: int, seed: int = 1) -> list[BatchShape]:

@@ -206,10 +206,7 @@ FOUND = [
         "sharegpt",
         {
             **BY_DEADLINES,
-            "tiers": [
-                WITHIN_15_S,
-                Tier(slo=Slo(ttft_s=1.2, tbt_s=0.06575797656645571), share=0.3),
-            ],
+            "tiers": [WITHIN_15_S, Tier(slo=Slo(ttft_s=1.2, tbt_s=0.06575797656645571), share=0.3)],
             "times": 0.9,
             "seed": 1,
         },

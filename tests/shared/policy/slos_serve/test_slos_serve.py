@@ -20,12 +20,7 @@ from shared.policy.seam import Phase, View
 from shared.policy.slos_serve import demand as slos_serve_demand
 from shared.policy.slos_serve.batch import HORIZON, MARGIN_S, after
 from shared.policy.slos_serve.budget import MAX_TIERS, PrefillRate, tier_along, tiers_of
-from shared.policy.slos_serve.demand import (
-    FAR_S,
-    LATELY_S,
-    LOOSE_TPOT_S,
-    PromptPrices,
-)
+from shared.policy.slos_serve.demand import FAR_S, LATELY_S, LOOSE_TPOT_S, PromptPrices
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 from tests.rings import slow_but

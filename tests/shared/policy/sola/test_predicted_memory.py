@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.seam import Ended, Floats
-from shared.policy.sola.output_lengths import (
-    BIN_TOKENS,
-    FADE_ENDS,
-    MIN_ENDS,
-    LengthDistributions,
-)
+from shared.policy.sola.output_lengths import BIN_TOKENS, FADE_ENDS, MIN_ENDS, LengthDistributions
 from shared.policy.sola.peak_memory import PeakMemory
 
 
@@ -41,8 +36,7 @@ def test_a_class_with_few_ends_takes_those_of_all_and_before_any_the_most_there_
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)),
-        max_size=4 * MIN_ENDS,
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)), max_size=4 * MIN_ENDS
     ),
     st.integers(1, 3),
     st.integers(0, 12),

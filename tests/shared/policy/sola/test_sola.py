@@ -22,17 +22,9 @@ from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import Ended, Observation, Phase, View
-from shared.policy.sola.output_lengths import (
-    MIN_ENDS,
-    LengthDistributions,
-)
+from shared.policy.sola.output_lengths import MIN_ENDS, LengthDistributions
 from shared.policy.sola.policy import Settings, Sola
-from shared.policy.sola.problem import (
-    attained,
-    fulfilment,
-    pause_s,
-    too_long,
-)
+from shared.policy.sola.problem import attained, fulfilment, pause_s, too_long
 from shared.policy.sola.state import Prefills, State, alone_s
 from shared.rules.tiers import load_tiers
 from shared.vocabulary import Definition

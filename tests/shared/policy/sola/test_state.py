@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from shared.policy.sola.problem import (
-    Problem,
-    Window,
-    attained,
-    fulfilment,
-    level,
-)
+from shared.policy.sola.problem import Problem, Window, attained, fulfilment, level
 from tests.shared.policy.sola.test_sola import decoding, planned, seen_as, sola, state_of, waiting
 from tests.shared.policy.views import NOW
 
