@@ -1,4 +1,6 @@
-"""All NATS subjects. The version is part of the subject; callers check ids with `check_id`."""
+"""All NATS subjects, and the names of buckets, streams and leases. The version is part of the
+subject; callers check ids with `check_id`.
+"""
 
 import re
 
@@ -15,9 +17,9 @@ EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 REQUESTS = f"{ROOT}.requests.*.*"
 ATTACHES = f"{ROOT}.attach.*"
 EXPLAINS = f"{ROOT}.explain.*"
+TOKENS = f"{ROOT}.tokens.*"
 # operator -> admission (queue group): as for a tenant, with the names of all tenants
 EXPLAIN_ALL = f"{ROOT}.explain"
-TOKENS = f"{ROOT}.tokens.*"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # admission, worker, relegation -> client

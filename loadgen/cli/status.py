@@ -17,6 +17,7 @@ from shared.console.listening import listening
 from shared.console.picture import Picture
 from shared.errors import ConfigError
 
+# the name under which each answers a ping
 SERVICES = {"admission": "requests", "planner": "planner", "relegation": "relegation"}
 LISTEN_S = 1.5  # in which every replica is heard many times, and every worker once
 ANSWER_S = 1.0

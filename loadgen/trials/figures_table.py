@@ -1,4 +1,6 @@
-"""A simulated run's figures as a table: by tier, then by importance and by length."""
+"""A simulated run's figures as a table: by tier, then by importance and by length; and, in words,
+its circumstances and its policy.
+"""
 
 from collections.abc import Mapping
 

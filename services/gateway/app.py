@@ -1,4 +1,6 @@
-"""The routes of the gateway, and their metrics. Every failure is answered in OpenAI's envelope."""
+"""The routes of the gateway, `/ready` and `/metrics` among them. Every failure is answered in
+OpenAI's envelope.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -61,7 +63,9 @@ READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 
 
 class Api(NamedTuple):
-    """One of OpenAI's three APIs: its bodies, their reader, its names of parameters at fault."""
+    """One of OpenAI's three APIs: its bodies, their reader, and its own names of parameters, for
+    errors.
+    """
 
     kind: type[Struct]
     read: Callable[[bytes], CompletionBody | ChatBody]

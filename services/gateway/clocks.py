@@ -1,4 +1,6 @@
-"""Checks the clocks of the hosts that a fleet runs on, as its services report them."""
+"""Checks the clocks of the hosts that a fleet runs on, as its services report them, for
+`/ready`.
+"""
 
 from shared.clock import Clock
 from shared.process.fleet_time import SYNC_S, UNREADY_S

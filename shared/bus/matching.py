@@ -1,4 +1,6 @@
-"""The match between a subject and a subscription, with NATS' wildcards."""
+"""The match between a subject and a subscription, with NATS' wildcards, for the check of
+permissions and the simulated bus of the tests.
+"""
 
 
 def matches(pattern: list[str], tokens: list[str]) -> bool:

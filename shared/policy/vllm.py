@@ -1,4 +1,4 @@
-"""vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its
+"""A policy that imitates vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its
 behaviours. It knows no SLO.
 
 `mode=chunked`, its present default (V1): all decodes, then the prefills that have begun, then new

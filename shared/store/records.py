@@ -186,7 +186,7 @@ class Records:
         return stored
 
     async def tidy(self) -> None:
-        """Delete outputs in doubt whose records ended without them. Raises BusError."""
+        """Delete outputs whose records ended without them, of those whose writing was in doubt. Raises BusError."""
 
         async def record_of(key: RequestKey) -> Record | None:
             stored = await self.get(key)

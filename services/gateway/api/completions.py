@@ -62,6 +62,7 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 _BODY = msgspec.json.Decoder(CompletionBody)
+# fields that are not served, and the values that ask for nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": (None, "")}
 
 

@@ -1,5 +1,6 @@
-"""Chooses how many tokens the draft model proposes: as many as bring most tokens a second, where a
-pace needs them or no prefill waits.
+"""Speculation of the policy slackline: whether decodes draft, which ones, how deep, and the
+iteration in which they do (`drafting`). They draft as much as brings most tokens a second, where a
+pace needs drafts or no prefill waits.
 """
 
 import math
@@ -22,14 +23,14 @@ from shared.policy.slackline.prices import ONE, Prices
 from shared.policy.speculation import draft_rows_s, lacking
 
 NEEDED = 2.0  # below so many times a pass of one decode a pace needs drafts
-SURE = 0.5  # of what is accepted on average counts where windows judge: luck lasts longer than ten
+SURE = 0.5  # of the drafts accepted on average count in a window of ten: bad luck may fill one
 FADE = 0.02  # weight of one iteration
 FORGOTTEN = 0.0005  # of what was learned, in an iteration without drafts: they come back
 PART = 0.1  # of an iteration: the least for prompts beside needed drafts, the most for contexts
 
 
 class Accepted:
-    """The drafts that are accepted, relative to what the law says."""
+    """The drafts that are accepted, relative to the formula of draft_yields.py."""
 
     def __init__(self) -> None:
         self.scale = 1.0

@@ -1,5 +1,6 @@
-"""The policy slackline's prices: the seconds that one more token, chunk or decode adds to a full
-batch. A profile is linear there, so a whole queue is priced in a few operations on columns.
+"""Prices work by a profile, for the policy slackline and `slackline advise`: the seconds that one
+more token, chunk or decode adds to a batch with a long chunk in it (FULL). A profile is linear
+there, so a whole queue is priced in a few operations on columns.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ SAME = 0.002  # predictions that differ by less have the same prices
 
 
 class Prices(NamedTuple):
-    """Seconds."""
+    """Seconds. A chunk or a decode stands on the tokens before it, which are computed."""
 
     batch_s: float  # the fixed part of a batch
     token_s: float

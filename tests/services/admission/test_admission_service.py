@@ -30,7 +30,7 @@ from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 R = ReplicaId("r1")
 LANE = PoolLane(tenant="default", importance=1.0, weight=1.0, requests=9, tokens=7_000_000)

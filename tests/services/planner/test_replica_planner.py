@@ -51,7 +51,7 @@ from tests.simulated.broker import Faults
 from tests.simulated.bus import SimBus, SimNet
 from tests.simulated.virtual_loop import run_virtual, virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 R = ReplicaId("r")
 ANNOUNCE = made.announce(R, max_slots=4)

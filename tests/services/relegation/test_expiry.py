@@ -19,7 +19,7 @@ from tests.simulated.bus import SimNet
 from tests.simulated.process import EPOCH_UNIX_S
 from tests.simulated.virtual_loop import run_virtual, virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 
 def relegated(name: str, expires_unix_s: float) -> Record:

@@ -28,7 +28,7 @@ from tests.simulated.bus import SimNet
 from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 NO_STORE = Faults(store_lost=1.0)
 

@@ -23,7 +23,7 @@ from tests.fleet.protocol.world import World
 from tests.shared.perf.timings import FITTED, drawn
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 
 def announce(fitted: ProfileFile | None, profile: str = "cpu-tiny") -> Announce:

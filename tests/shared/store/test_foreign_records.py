@@ -20,7 +20,7 @@ from tests.simulated.broker import Faults
 from tests.simulated.bus import SimNet
 from tests.simulated.virtual_loop import virtual
 
-QUIET = True
+QUIET = True  # tests/conftest.py reads it: services log next to nothing
 
 
 def record(key: str) -> Record:

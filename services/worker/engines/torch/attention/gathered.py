@@ -1,6 +1,7 @@
-"""Attention on any device: the KV that a batch sees is gathered (copied) from the pool. Chunks and
-decodes are packed (packed.py) where a kernel can; else short ones are computed together, as trees
-are (padded_rows.py), and longer ones one by one. All positions reach the device in one copy.
+"""Attention on any device: the KV that a batch sees is copied from the KV pool (paged.py). Chunks
+and decodes are computed by a kernel for packed sequences where the device has one (packed.py); else
+short ones together, as trees are (padded_rows.py), and longer ones one by one. All positions reach
+the device in one copy.
 """
 
 import itertools
