@@ -1,8 +1,8 @@
 """Runs sets of tests, the rings: `python -m tests.rings fast slow live [-- options of pytest]`.
 
 `fast` is `make test`, with lint and types beside it. `slow` is the tests with the marker `slow`.
-`slow_but` marks parameters of a test as slow. `live` compares a live fleet with the simulator, and needs the machine to itself. The last line sums
-up all rings in pytest's own words.
+`slow_but` marks parameters of a test as slow. `live` compares a live fleet with the simulator, and
+needs the machine to itself. The last line sums up all rings in pytest's own words.
 """
 
 import re

@@ -20,8 +20,8 @@ from shared.errors import ConfigError
 READY_S = 60.0  # JetStream reads its store before the port opens
 STOP_S = 10.0
 # As services ask the server (shared/bus/nats.py), so that both give a silent connection up after 10
-# to 15 s. The server's own is 2 minutes: for up to six of them, half of the messages of a queue group go to
-# a connection that its member has replaced.
+# to 15 s. The server's own is 2 minutes: for up to six of them, half of the messages of a queue
+# group go to a connection that its member has replaced.
 PING_S = 5
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
 # Stated, since the server's own default is a share of the room that the disk has at the start: on a

@@ -1,5 +1,5 @@
-"""A policy that imitates vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its
-behaviours. It knows no SLO.
+"""A policy that imitates vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and
+Ascendra, in both of its behaviours. It knows no SLO.
 
 `mode=chunked`, its present default (V1): all decodes, then the prefills that have begun, then new
 prefills in order of arrival, in chunks, until `max_num_batched_tokens` are in the iteration. Where

@@ -186,7 +186,7 @@ class Records:
         return stored
 
     async def tidy(self) -> None:
-        """Delete outputs whose records ended without them, of those whose writing was in doubt. Raises BusError."""
+        """Delete outputs in doubt (was it stored?) whose records ended without them. BusError."""
 
         async def record_of(key: RequestKey) -> Record | None:
             stored = await self.get(key)
