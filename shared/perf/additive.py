@@ -74,6 +74,8 @@ class AdditiveProfile:
             )
         token_s, sq_s = self.prefill_token_s + self.prefill_cross_s * cached, self.prefill_sq_s
         fits, exceeds = 0, limit + 1
+        if limit > 0 and curve_s[tokens + limit] + (token_s + sq_s * limit) * limit <= left_s:
+            fits = limit  # as most prompts do
         while exceeds - fits > 1:
             middle = (fits + exceeds) >> 1
             if curve_s[tokens + middle] + (token_s + sq_s * middle) * middle <= left_s:

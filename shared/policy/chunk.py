@@ -134,7 +134,9 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
 def begun(view: View, decodes: Decoding) -> tuple[int, int]:
     """The number of prefills that have begun, and the blocks that they still need."""
     rows = (view.phase == PREFILL).nonzero()[0]
-    if len(rows) and len(decodes.victims):
+    if not len(rows):
+        return 0, 0
+    if len(decodes.victims):
         rows = rows[~np.isin(rows, decodes.victims)]
     owed = 0
     for row in rows.tolist():  # of the few

@@ -12,13 +12,12 @@ tokens after it.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
-from shared.columns import Ints
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.lengths import OutputLengths
@@ -32,6 +31,7 @@ DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 LAST = DEFINITIONS.index(Definition.TTLT)
 GAPS = DEFINITIONS.index(Definition.EVERY_GAP)
+EARNS = np.array([n in (DEADLINE, LAST) for n in range(len(DEFINITIONS))])  # by early tokens
 
 LOOSE_S = 0.2  # no pace is looser, so that no request holds KV for long
 FAR_S = 3600.0  # a prefill without any deadline is due so long after its arrival
@@ -47,31 +47,77 @@ class Learned(NamedTuple):
     """The policy's knowledge of outputs and iterations, and the prices."""
 
     lengths: OutputLengths
-    upper: Floats  # [applications of the view] the longest output expected
-    mean: Floats
     step_s: float  # of an iteration with decodes, lately
     prices: Prices
+    scale: float  # of the drafts that are accepted
 
 
-class Left(NamedTuple):
-    """[requests] the rest of outputs, and the pace that a TTLT leaves to their tokens."""
+class Facts(NamedTuple):
+    """Facts about requests, in columns; seconds from now, inf for a bound that is absent."""
 
-    tokens: Floats  # of the longest output expected
-    mean: Floats  # of the mean output
-    asked_s: Floats  # inf without a TTLT
+    arrived_s: Floats
+    next_s: Floats  # until the next token is due
+    last_s: Floats  # until the last one is
+    asked_s: Floats  # the pace that a TTLT asks for
+    tbt_s: Floats  # the tightest pace of the SLO
+    made: Floats  # tokens
+    most: Floats  # tokens of the whole output
+    target: Floats  # tokens to compute before the next one
+    cached: Floats  # of these, computed
+    held: Floats  # blocks of KV
+    value: Floats  # importance
+    tokens: Floats  # to come, of the longest output expected
+    mean: Floats  # to come, of the mean output
+
+    def taken(self, index: slice) -> "Facts":
+        return Facts._make([column[index] for column in self])
 
 
-def _left(made: Floats | Ints, most: Floats, mean: Floats, last_s: Floats, step_s: float) -> Left:
-    """`most`, `mean`: tokens of the whole output. `last_s`: seconds until the last is due."""
-    tokens = np.maximum(most - made, np.maximum(made / 2, 1.0))
-    mean = np.maximum(mean - made, 1.0)
-    if not np.count_nonzero(last_s < math.inf):
-        return Left(tokens, mean, last_s)
-    likely_s, longest_s = last_s / np.maximum(mean, tokens / 2), last_s / (HASTE * tokens)
-    asked_s = np.minimum(likely_s, np.maximum(longest_s, STEP_MARGIN * step_s))
-    # beyond rescue: it keeps its pace, and shortens no iteration
-    lost = last_s / mean < step_s / STEP_MARGIN
-    return Left(tokens, mean, np.where(lost, LOOSE_S, np.maximum(asked_s, 1e-3)))
+# the columns of a view behind all facts but the last two; a TTLT that is absent asks for no pace
+COLUMNS = attrgetter(
+    *("arrived_unix_s", "next_due_unix_s", "last_due_unix_s", "last_due_unix_s", "tightest_tbt_s"),
+    *("generated_tokens", "max_tokens", "target_tokens", "computed_tokens", "kv_held_blocks"),
+    "importance",
+)
+
+
+def facts_of(view: View, rows: Rows, learned: Learned, offers: Sequence[Offer] = ()) -> Facts:
+    """[rows, then offers]"""
+    application, lengths, step_s = view.application[rows], learned.lengths, learned.step_s
+    columns = [column[rows] for column in COLUMNS(view)]
+    columns.append(lengths.upper(view.applications).take(application))
+    columns.append(lengths.mean(view.applications).take(application))
+    table = np.array(columns)
+    if offers:
+        table = np.concatenate((table, _offered(offers, lengths)), axis=1)
+    table[:4] -= view.start_unix_s
+    facts = Facts._make(table)
+    last_s, asked_s, tokens, mean = facts.last_s, facts.asked_s, facts.tokens, facts.mean
+    np.minimum(table[-2:], facts.most, out=table[-2:])
+    table[-2:] -= facts.made
+    np.maximum(tokens, np.maximum(facts.made / 2, 1.0), out=tokens)
+    np.maximum(mean, 1.0, out=mean)
+    if np.count_nonzero(np.isfinite(last_s)):
+        likely_s, longest_s = last_s / np.maximum(mean, tokens / 2), last_s / (HASTE * tokens)
+        np.minimum(likely_s, np.maximum(longest_s, STEP_MARGIN * step_s), out=asked_s)
+        np.maximum(asked_s, 1e-3, out=asked_s)
+        # beyond rescue: it keeps its pace, and shortens no iteration
+        np.putmask(asked_s, last_s / mean < step_s / STEP_MARGIN, LOOSE_S)
+    return facts
+
+
+def _offered(offers: Sequence[Offer], lengths: OutputLengths) -> Floats:
+    """[facts, offers]"""
+    names = [offer.application for offer in offers]
+    upper, mean = lengths.upper(names), lengths.mean(names)
+    facts = []
+    for n, offer in enumerate(offers):
+        last_unix_s = offer.slo.last_due_unix_s(offer.arrived_unix_s)
+        due_unix_s = (offer.arrived_unix_s, offer.next_due_unix_s, last_unix_s, last_unix_s)
+        made, pace_s = offer.generated_tokens, offer.slo.tightest_pace_s(offer.thinking)
+        tokens = (made, offer.max_tokens, offer.prompt_tokens + made)
+        facts.append((*due_unix_s, pace_s, *tokens, 0, 0, offer.importance, upper[n], mean[n]))
+    return np.array(facts).T
 
 
 class Prefills(NamedTuple):
@@ -96,81 +142,30 @@ class Prefills(NamedTuple):
         return Prefills._make([np.concatenate(pair) for pair in zip(self, other, strict=True)])
 
 
-def prefills_of(view: View, rows: Rows, learned: Learned) -> Prefills:
-    """[rows]"""
-    now, target, cached = view.start_unix_s, view.target_tokens[rows], view.computed_tokens[rows]
-    application, most = view.application[rows], view.max_tokens[rows]
-    facts = (
-        view.arrived_unix_s[rows] - now,
-        view.next_due_unix_s[rows] - now,
-        view.last_due_unix_s[rows] - now,
-        view.tightest_tbt_s[rows],
-        view.generated_tokens[rows],
-        np.minimum(learned.upper[application], most),
-        np.minimum(learned.mean[application], most),
-        *(target, cached),
-    )
-    blocks = np.maximum(-(-target // view.block_tokens) - view.kv_held_blocks[rows], 0.0)
-    return _prefills(rows, facts, blocks, view.importance[rows], learned)
+NONE = Prefills(np.zeros(0, dtype=np.intp), *np.zeros((10, 0)))
 
 
-def prefills_of_offers(offers: Sequence[Offer], view: View, learned: Learned) -> Prefills:
-    """[offers]"""
-    names, now = [offer.application for offer in offers], view.start_unix_s
-    rows = [
-        (
-            offer.arrived_unix_s - now,
-            offer.next_due_unix_s - now,
-            offer.slo.last_due_unix_s(offer.arrived_unix_s) - now,
-            offer.slo.tightest_pace_s(offer.thinking),
-            offer.generated_tokens,
-            offer.max_tokens,
-            offer.prompt_tokens + offer.generated_tokens,
-            offer.importance,
-        )
-        for offer in offers
-    ]
-    arrived, next_s, last_s, tbt, made, most, tokens, value = np.array(rows).T
-    upper = np.minimum(learned.lengths.upper(names), most)
-    mean, none = np.minimum(learned.lengths.mean(names), most), np.zeros(len(offers))
-    facts = (arrived, next_s, last_s, tbt, made, upper, mean, tokens, none)
-    blocks = np.ceil(tokens / view.block_tokens)
-    return _prefills(none.astype(np.intp), facts, blocks, value, learned)
-
-
-def _prefills(
-    rows: Rows, facts: Sequence[NDArray[Any]], blocks: Floats, value: Floats, learned: Learned
-) -> Prefills:
-    """`facts`: seconds until arrival, the next and the last due time, and the pace; tokens made, of
-    the longest and the mean output, to compute before the next one, and cached.
-    """
-    arrived_s, next_s, last_s, tbt_s, made, most, mean, tokens, cached = facts
+def prefills_of(rows: Rows, facts: Facts, learned: Learned, block_tokens: int) -> Prefills:
+    """[rows] It takes `facts`, which nobody else may read."""
+    next_s, last_s, tokens, mean = facts.next_s, facts.last_s, facts.tokens, facts.mean
     step_s, prices = learned.step_s, learned.prices
-    left = _left(made, most, mean, last_s, step_s)
-    least_s = STEP_MARGIN * step_s
-    due_s, hope_s, waits = next_s, next_s, np.isinf(next_s)
-    if np.count_nonzero(last_s < math.inf):
+    least_s, target, cached = STEP_MARGIN * step_s, facts.target, facts.cached
+    due_s, hope_s, waits, whole = next_s, next_s, np.isinf(next_s), np.isfinite(last_s)
+    if np.count_nonzero(whole):
         # a bound by a TTLT that is absent is inf, and changes nothing
-        reserve_s = np.minimum(left.tokens * least_s, RESERVE * (last_s - arrived_s))
-        due_s = np.fmin(due_s, last_s - np.maximum(reserve_s, left.mean * least_s))
-        hope_s = np.minimum(next_s, last_s - left.mean * step_s)
+        reserve_s = np.minimum(tokens * least_s, RESERVE * (last_s - facts.arrived_s))
+        due_s = np.fmin(due_s, last_s - np.maximum(reserve_s, mean * least_s))
+        hope_s = np.minimum(next_s, last_s - mean * step_s)
     if np.count_nonzero(waits):
-        due_s = np.where(np.isinf(due_s), arrived_s + FAR_S, due_s)
-        hope_s = np.where(np.isinf(hope_s), due_s, hope_s)
-        waits &= last_s < math.inf
-    return Prefills(
-        rows,
-        due_s,
-        hope_s,
-        waits,
-        np.minimum(np.minimum(tbt_s, LOOSE_S), left.asked_s),
-        tbt_s,
-        left.tokens,
-        prices.prefill_s(tokens - cached, cached),
-        blocks,
-        prices.decoding_s(tokens + left.tokens / 2),
-        value,
-    )
+        np.putmask(due_s, np.isinf(due_s), facts.arrived_s + FAR_S)
+        np.putmask(hope_s, np.isinf(hope_s), due_s)
+        waits &= whole
+    due = (rows, due_s, hope_s, waits)
+    pace_s = np.minimum(np.minimum(facts.tbt_s, LOOSE_S), facts.asked_s)
+    seconds = prices.prefill_s(target - cached, cached)
+    decode_s = prices.decoding_s(target + tokens / 2)
+    blocks = np.maximum(np.ceil(target / block_tokens) - facts.held, 0.0)
+    return Prefills(*due, pace_s, facts.tbt_s, tokens, seconds, blocks, decode_s, facts.value)
 
 
 def early(due_s: Floats) -> Floats:
@@ -183,11 +178,10 @@ class Decodes(NamedTuple):
 
     rows: Rows  # of the view
     tbt_s: Floats  # the pace of the SLO
-    last_s: Floats  # until the last token is due; inf without a TTLT
     asked_s: Floats  # the pace that a TTLT asks for; inf without one
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
-    by_windows: Bools
+    fewest_tokens: Floats  # the fewest that are, as far below the mean; may be negative
     even_s: Floats  # if the tokens to come are evenly apart
     until_s: Floats  # how long an iteration may take
     latest_s: Floats  # once, if those after it then come one iteration after the other
@@ -205,38 +199,36 @@ class Decodes(NamedTuple):
 
 
 def decodes_of(
-    view: View, rows: Rows, learned: Learned, windows: Windows, *, waits: bool
+    view: View, rows: Rows, facts: Facts, step_s: float, windows: Windows, *, waits: bool
 ) -> Decodes:
     """[rows] the standard decodes. `waits`: a standard prefill waits."""
-    now, step_s, definition = view.start_unix_s, learned.step_s, view.definition[rows]
-    made, tbt_s = view.generated_tokens[rows], view.tbt_s[rows]
-    application, most = view.application[rows], view.max_tokens[rows]
-    upper = np.minimum(learned.upper[application], most)
-    mean = np.minimum(learned.mean[application], most)
-    last_s, next_s = view.last_due_unix_s[rows] - now, view.next_due_unix_s[rows] - now
-    left = _left(made, upper, mean, last_s, step_s)
-    by_deadline = ((definition == DEADLINE) | (definition == LAST)) & (next_s < math.inf)
+    now, definition, tbt_s = view.start_unix_s, view.definition[rows], view.tbt_s[rows]
+    next_s, last_s, ttlt_s = facts.next_s, facts.last_s, facts.asked_s
+    by_deadline = EARNS.take(definition) & np.isfinite(next_s)
     earns, pace_s = np.count_nonzero(by_deadline), np.minimum(tbt_s, LOOSE_S)
     if earns:  # early tokens make the pace looser
-        early_s = np.maximum(next_s - pace_s, 0.0) / left.tokens
-        pace_s = np.where(by_deadline, pace_s + early_s, pace_s)
-    if np.count_nonzero(left.asked_s < pace_s):
+        early_s = np.maximum(next_s - pace_s, 0.0) / facts.tokens
+        np.putmask(pace_s, by_deadline, pace_s + early_s)
+    if np.count_nonzero(ttlt_s < pace_s):
         # a TTLT makes passes take no more than a share of the time, unless the mean output is late
         pass_s = view.profile.batch_s(chunk.decodes_of(view, rows))
         least_s = pass_s / (SHARE if waits else 1.0) + 2 * MARGIN_S
-        asked_s = np.maximum(left.asked_s, np.minimum(least_s, last_s / left.mean))
+        asked_s = np.maximum(ttlt_s, np.minimum(least_s, last_s / facts.mean))
         pace_s = np.minimum(pace_s, asked_s)
     newest_s = view.newest_token_unix_s[rows] - now
-    even_s = np.where(newest_s < math.inf, newest_s, 0.0) + pace_s
-    of_mean_s = view.first_token_unix_s[rows] - now + made * tbt_s
-    paced = of_mean_s < math.inf
+    np.putmask(newest_s, np.isinf(newest_s), 0.0)
+    even_s = newest_s + pace_s
+    of_mean_s = view.first_token_unix_s[rows] - now + facts.made * tbt_s
+    paced = np.isfinite(of_mean_s)
     by_windows = (definition == WINDOWS) & paced
-    eases = left.asked_s >= tbt_s  # no TTLT asks for more than the pace of the SLO
+    eases = ttlt_s >= tbt_s  # no TTLT asks for more than the pace of the SLO
     if np.count_nonzero(paced):  # so many paces after the first token
         eased = paced & ~by_windows & eases & (definition != GAPS)
-        even_s = np.where(eased, np.maximum(even_s, of_mean_s), even_s)
-    latest_s = even_s
-    deadline_s = np.where(by_deadline & eases, next_s, even_s) if earns else even_s
+        np.putmask(even_s, eased, np.maximum(even_s, of_mean_s))
+    latest_s = deadline_s = even_s
+    if earns:
+        deadline_s = even_s.copy()
+        np.putmask(deadline_s, by_deadline & eases, next_s)
     some = by_windows.nonzero()[0]
     if len(some):
         own_s, late_s = windows.next_tokens(view, rows[some], np.minimum(step_s, tbt_s[some]))
@@ -244,8 +236,8 @@ def decodes_of(
         own_s = np.where(eases[some], own_s, np.minimum(own_s, even_s[some]))
         latest_s[some] = np.maximum(even_s[some], late_s)
         even_s[some] = deadline_s[some] = own_s
-    columns = (rows, tbt_s, last_s, left.asked_s, pace_s, left.tokens, by_windows)
-    return Decodes(*columns, even_s, even_s, latest_s, deadline_s)
+    output = (facts.tokens, 2 * facts.mean - facts.tokens)
+    return Decodes(rows, tbt_s, ttlt_s, pace_s, *output, even_s, even_s, latest_s, deadline_s)
 
 
 def as_judged(view: View) -> View:

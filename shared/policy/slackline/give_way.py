@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.columns import least
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools, Floats, View
-from shared.policy.slackline.bounds import MARGIN_S, Decodes, Prefills, early
+from shared.policy.slackline.bounds import EARLY_S, MARGIN_S, Decodes, Prefills, early
 from shared.policy.slackline.kv import Room
 from shared.policy.slackline.prices import Prices
 
@@ -50,14 +51,14 @@ def passes_of(view: View, decodes: Decodes, prices: Prices, speed: float) -> Pas
     """
     if not len(decodes.rows):
         return Passes(math.inf, math.inf, math.inf, 0.0, prices.batch_s)
-    tightest_s = float(decodes.pace_s.min())
+    tightest_s = least(decodes.pace_s)
     share = tightest_s / decodes.pace_s
     shape = BatchShape(
         decodes=math.ceil(share.sum() - ROUNDING_S),
-        decode_context=int(share @ view.top_tokens[decodes.rows]),
+        decode_context=int(share.dot(view.top_tokens[decodes.rows])),
     )
     alone_s = view.profile.batch_s(shape)
-    first_s = max(float(decodes.latest_s.min()) - alone_s, 0.0)
+    first_s = max(least(decodes.latest_s) - alone_s, 0.0)
     every_s = max(speed * tightest_s, alone_s)
     beside_s = shape.decodes * prices.decode_s + shape.decode_context * prices.context_s
     beside_s += prices.batch_s
@@ -68,10 +69,12 @@ def passes_of(view: View, decodes: Decodes, prices: Prices, speed: float) -> Pas
 
 def give_way(asks: Prefills, passes: Passes, room: Room | None = None) -> Bools:
     """[asks] those that cannot all be in time, or find KV in `room`, so that the others can."""
+    if _plenty(asks, passes, room):
+        return np.zeros(len(asks.due_s), dtype=np.bool_)
     due_s = in_order(asks)
     gone = _late(asks, due_s, passes, room)
     if due_s is not asks.due_s and np.count_nonzero(gone):
-        more = asks.value > asks.value.min()
+        more = asks.value > least(asks.value)
         if np.count_nonzero(gone & more):  # with all of their time they may be in time
             rest = ~gone | more
             gone[rest] = _late(asks.taken(rest), asks.due_s[rest], passes, room)
@@ -82,10 +85,23 @@ def in_order(asks: Prefills) -> Floats:
     """[asks] the due times by which they are done in order: what is more important than the least
     earlier, so that others give way first where the forecast is not exact.
     """
-    more = asks.value > asks.value.min(initial=math.inf)
+    more = asks.value > least(asks.value)
     if not np.count_nonzero(more):
         return asks.due_s
     return np.where(more, early(asks.due_s), asks.due_s)
+
+
+def _plenty(asks: Prefills, passes: Passes, room: Room | None) -> bool:
+    """True if all that they ask for would fit by the first due time: then none is late. (Of the
+    time after it, passes leave a part.)
+    """
+    if room is not None and float(asks.blocks.sum()) > room.free:
+        return False
+    first_s = least(asks.due_s)
+    first_s = max(first_s - EARLY_S, first_s / 2)  # as `early` has it
+    count = max((first_s - passes.first_s) / passes.every_s + 1.0, 0.0) if passes.seconds else 0.0
+    spare_s = first_s - count * passes.seconds - passes.batch_s - MARGIN_S
+    return float(asks.seconds.sum() + asks.decode_s.dot(asks.output_tokens)) < spare_s - MARGIN_S
 
 
 def _late(asks: Prefills, by_s: Floats, passes: Passes, room: Room | None) -> Bools:

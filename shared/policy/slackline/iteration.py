@@ -7,11 +7,12 @@
 - Best-effort requests run in the time that is left, or first where their share is owed.
 """
 
-import math
 from functools import cached_property
+from operator import mul
 
 import numpy as np
 
+from shared.columns import least
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
@@ -28,11 +29,12 @@ class Order:
     """Standard decodes in the order in which their tokens are due."""
 
     def __init__(self, view: View, decodes: Decodes, every: Decoding) -> None:
-        self._view, self.decodes = view, decodes
+        self.view, self.decodes, self.every = view, decodes, every
         self.all = only(view, every, decodes.rows)
-        self.pace_s = float(decodes.pace_s.min(initial=math.inf))
-        self.every_s = view.profile.batch_s(self.all.shape) + MARGIN_S  # a pass of all
-        self.earliest_s = float(decodes.until_s.min(initial=math.inf))
+        self.pace_s = least(decodes.pace_s)
+        self.all_s = view.profile.batch_s(self.all.shape)  # a pass of all
+        self.every_s = self.all_s + MARGIN_S
+        self.earliest_s = least(decodes.until_s)
         self.all_kept = self.earliest_s >= self.every_s - 1e-9
 
     @cached_property
@@ -42,8 +44,8 @@ class Order:
     @cached_property
     def _pass_s(self) -> Floats:
         """[decodes + 1] a pass of none, and of all up to each."""
-        batch_s, rows = self._view.profile.batch_s, self._sorted.rows
-        context = np.concatenate((np.zeros(1), self._view.top_tokens[rows].cumsum()))
+        batch_s, rows = self.view.profile.batch_s, self._sorted.rows
+        context = np.concatenate((np.zeros(1), self.view.top_tokens[rows].cumsum()))
         count, last, every_s = len(rows), int(context[-1]), self.every_s - MARGIN_S
         one_s = every_s - batch_s(BatchShape(decodes=1, decode_context=last))
         token_s = (every_s - batch_s(BatchShape(decodes=count))) / max(last, 1)
@@ -51,21 +53,16 @@ class Order:
         passes: Floats = every_s - one_s * fewer - token_s * (last - context)
         return passes
 
-    @cached_property
-    def _in_time(self) -> Bools:
-        in_time: Bools = self._sorted.until_s >= self._pass_s[1:] + MARGIN_S - 1e-9
-        return in_time
-
-    @cached_property
+    @property
     def longest_s(self) -> float:
         """Seconds that an iteration may take. A token that is late anyway constrains none, but then
         the iteration is no longer than the tightest pace, or two passes.
         """
         if self.all_kept:
             return self.earliest_s
-        kept, first_s = self._in_time, math.inf
-        if kept.any():
-            first_s = float(self._sorted.until_s[kept.argmax()])
+        until_s = self._sorted.until_s
+        kept = until_s >= self._pass_s[1:] + MARGIN_S - 1e-9
+        first_s = least(until_s[kept])
         return first_s if kept.all() else min(first_s, max(2 * self.every_s, self.pace_s))
 
     @cached_property
@@ -73,7 +70,7 @@ class Order:
         """Seconds that prefills may take without any decode, if passes come after."""
         begin_s = np.sort(self._sorted.latest_s)
         until_s = np.maximum(begin_s[0], begin_s - self._pass_s[0])
-        return float((until_s - self._pass_s[1:]).min()) - MARGIN_S
+        return least(until_s - self._pass_s[1:]) - MARGIN_S
 
     def running(self, longest_s: float) -> Rows:
         """Those due before the iteration after one of this length would end, as many as fit."""
@@ -84,10 +81,11 @@ class Order:
         return self._sorted.rows[due & (fits | (self._sorted.until_s <= longest_s + 1e-9))]
 
 
-def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare: Bools) -> Choice:
-    """The choice for the decodes in `every`, and the standard prefills in `queue`. `spare`: [rows]
-    the best-effort requests that run in the time which is left.
+def iteration(order: Order, queue: Prefills, spare: Bools) -> Choice:
+    """The choice for the decodes, and the standard prefills in `queue`. `spare`: [rows] the
+    best-effort requests that run in the time which is left.
     """
+    view, every = order.view, order.every
     standard, longest_s, running = order.decodes.rows, order.longest_s, order.all
     if not len(standard):
         # no standard decode: no longer than a pace, so that an arrival need not wait
@@ -95,11 +93,14 @@ def iteration(view: View, order: Order, every: Decoding, queue: Prefills, spare:
     budget_s = longest_s - MARGIN_S
     if len(queue.rows):
         first, due_s = queue.rows[:FIRST], queue.due_s[:FIRST] - MARGIN_S
-        if len(standard) and order.all_kept and _some_late(view, running, first, due_s):
+        whole = _whole(view, running, first)
+        whole_s = view.profile.batch_s(whole)
+        if len(standard) and order.all_kept and whole_s > least(due_s):  # some may be late
             alone = whole_prefills(view, every, running.shape, first, due_s, order.alone_s)
             if alone is not None:
                 return alone
-        if not _all_fit(view, running, queue.rows, budget_s):
+        fits = whole.prefill_tokens <= BATCH_TOKENS and whole_s <= budget_s
+        if not fits or not _all_fit(view, running, queue.rows, budget_s):
             running = only(view, every, order.running(longest_s))
         budget_s = _until_due(view, running, first, due_s, budget_s)
     elif len(standard) and view.profile.batch_s(running.shape) > budget_s:
@@ -112,13 +113,15 @@ def _unpaced_s(view: View, paces_s: Floats) -> float:
     """Seconds of an iteration without standard decodes: a pace, and no less than two passes."""
     paces_s = paces_s if len(paces_s) else view.tightest_tbt_s
     least_s = 2 * view.profile.batch_s(BatchShape(decodes=1))
-    return max(float(paces_s.min(initial=LOOSE_S)), least_s)
+    return max(min(least(paces_s), LOOSE_S), least_s)
 
 
 def filled(view: View, running: Decoding, queue: Rows, budget_s: float) -> Choice:
     """These decodes, and prefills in this order. Those with a TTFT that find no KV let others by:
     they wait no longer than until they are due.
     """
+    if not len(queue):
+        return chunk.fill(view, running, queue, limit_tokens=0)
     return chunk.fill(
         view,
         running,
@@ -159,23 +162,23 @@ def only(view: View, every: Decoding, rows: Rows) -> Decoding:
 
 def _whole(view: View, running: Decoding, queue: Rows) -> BatchShape:
     """The decodes, and these prefills to their ends."""
-    cached = view.computed_tokens[queue].astype(np.float64)
-    left = view.target_tokens[queue] - cached
-    return running.shape._replace(
-        prefill_tokens=int(left.sum()),
-        prefills=len(left),
-        prefill_sq=float(left @ left),
-        prefill_cross=float(left @ cached),
-        prefill_has=int(cached.sum()),
+    computed, shape = view.computed_tokens[queue], running.shape
+    left, cached = (view.target_tokens[queue] - computed).tolist(), computed.tolist()
+    return BatchShape(
+        sum(left),
+        len(left),
+        float(sum(map(mul, left, left))),
+        float(sum(map(mul, left, cached))),
+        sum(cached),
+        shape.decodes,
+        shape.decode_context,
     )
 
 
-def _some_late(view: View, running: Decoding, first: Rows, due_s: Floats) -> bool:
-    """True if one of these may be late beside the decodes."""
-    return view.profile.batch_s(_whole(view, running, first)) > float(due_s.min())
-
-
 def _all_fit(view: View, running: Decoding, queue: Rows, budget_s: float) -> bool:
+    """True if the prefills beyond those due first fit as well."""
+    if len(queue) <= FIRST:
+        return True
     left = view.target_tokens[queue] - view.computed_tokens[queue]
     if int(left.sum()) > BATCH_TOKENS:
         return False
@@ -184,7 +187,7 @@ def _all_fit(view: View, running: Decoding, queue: Rows, budget_s: float) -> boo
 
 def _until_due(view: View, running: Decoding, first: Rows, due_s: Floats, budget_s: float) -> float:
     """Seconds until the first prefill is due that the batch would complete after that."""
-    if float(due_s.min()) >= budget_s:
+    if least(due_s) >= budget_s:
         return budget_s
     shape = running.shape
     columns = (view.target_tokens[first], view.computed_tokens[first], due_s)
@@ -224,11 +227,11 @@ def with_best_effort(
     return filled(view, both, np.concatenate((queue, waiting)), budget_s)
 
 
-def best_effort_first(view: View, order: Order, every: Decoding, queue: Rows) -> Choice | None:
+def best_effort_first(order: Order, queue: Rows) -> Choice | None:
     """An iteration in which best-effort requests come before standard prefills, the oldest first:
     beside the decodes that are due, or alone; None where none of them can run.
     """
-    longest_s = order.longest_s
+    view, every, longest_s = order.view, order.every, order.longest_s
     if len(order.decodes.rows):
         longest_s = min(longest_s, 2 * order.every_s)
         running = only(view, every, order.running(longest_s))

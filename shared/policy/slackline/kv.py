@@ -5,8 +5,7 @@ requests give theirs up.
   the longest output expected.
 - A request that owes only its last token, much later, begins only where it leaves the KV that
   urgent requests lately needed at once.
-- A more important prompt that finds none takes blocks from the least important request, once it
-  must begin.
+- A more important prompt that finds none takes blocks of the least important, once it must begin.
 """
 
 import math
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.columns import least
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.overdue import WAITING
@@ -63,15 +63,15 @@ class Reserve:
     def beginning(self, view: View, queue: Prefills) -> Prefills:
         """The queue without the patient requests that may not begin yet."""
         patient = view.whole[queue.rows] & (queue.due_s > PATIENT_S)
-        held = float(view.kv_held_blocks[~view.whole & view.standard].sum())
-        needed = min(held + float(queue.blocks[~patient].sum()), view.kv_blocks)
+        held = float(view.kv_held_blocks.dot(~view.whole & view.standard))
+        needed = min(held + float(queue.blocks.dot(~patient)), view.kv_blocks)
         faded = math.exp(min(self._at_unix_s - view.start_unix_s, 0.0) / FADES_S)
         self._peak_blocks = max(needed, self._peak_blocks * faded)
         self._at_unix_s = view.start_unix_s
         if not np.count_nonzero(patient):
             return queue
         begin = (patient & (view.computed_tokens[queue.rows] == 0)).nonzero()[0]
-        others = float(view.kv_held_blocks[view.best_effort].sum())
+        others = float(view.kv_held_blocks.dot(view.best_effort))
         spare = view.kv_free_blocks + others - max(0.0, self._peak_blocks - held)
         taken = queue.blocks[begin].cumsum()
         if not len(begin) or taken[-1] <= spare:
@@ -95,9 +95,9 @@ def claimed(
     holds = view.standard & (view.kv_held_blocks > 0)
     holds &= ~view.in_decode | (view.generated_tokens < view.max_tokens)  # others are about to end
     holds[every.victims] = holds[relegated] = False
-    least = float(view.importance[holds].min(initial=math.inf))
+    lowest = least(view.importance[holds])
     claims = (early(queue.due_s) <= TIMES * queue.seconds) & (view.phase[queue.rows] == WAITING)
-    claims &= queue.value > least
+    claims &= queue.value > lowest
     victims, ahead = list[int](), list[int]()
     for n in claims.nonzero()[0].tolist():
         blocks = float(queue.blocks[n])
@@ -114,12 +114,9 @@ def claimed(
     rows = every.rows[~np.isin(every.rows, victims)]
     stays = ~np.isin(queue.rows, victims)
     stays[ahead] = False
-    fewer = Decoding(
-        rows,
-        np.concatenate((every.victims, np.array(victims, dtype=np.intp))),
-        every.free_blocks + int(view.kv_held_blocks[victims].sum()),
-        chunk.decodes_of(view, rows),
-    )
+    gone = np.concatenate((every.victims, np.array(victims, dtype=np.intp)))
+    free_blocks = every.free_blocks + int(view.kv_held_blocks[victims].sum())
+    fewer = Decoding(rows, gone, free_blocks, chunk.decodes_of(view, rows))
     order = np.concatenate((np.array(ahead, dtype=np.intp), stays.nonzero()[0]))
     return fewer, queue.taken(order)
 
@@ -130,9 +127,8 @@ def _victims(view: View, holds: Bools, value: float, short: float) -> Rows | Non
     """
     may = (holds & (view.importance < value)).nonzero()[0]
     held, worth = view.kv_held_blocks[may], view.importance[may]
-    order = np.lexsort(
-        (-view.arrived_unix_s[may], ~view.whole[may], worth / np.minimum(held, short))
-    )
+    keys = (-view.arrived_unix_s[may], ~view.whole[may], worth / np.minimum(held, short))
+    order = np.lexsort(keys)
     count = int(np.searchsorted(held[order].cumsum(), short)) + 1
     chosen: Rows = may[order[:count]]
     if count > len(may) or float(view.importance[chosen].sum()) >= value:

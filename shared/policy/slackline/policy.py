@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from shared.columns import least
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
@@ -20,7 +21,7 @@ from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
 from shared.policy.slackline import bounds, iteration
 from shared.policy.slackline.bounds import Decodes, Learned, Prefills
-from shared.policy.slackline.drafts import Accepted, drafting, needing, speed
+from shared.policy.slackline.drafts import Accepted, drafting, speed
 from shared.policy.slackline.give_way import Passes, give_way, in_order, passes_of
 from shared.policy.slackline.iteration import Order
 from shared.policy.slackline.kv import Reserve, claimed, room_of
@@ -47,8 +48,11 @@ class Now(NamedTuple):
     view: View
     learned: Learned
     decodes: Decodes  # standard ones
-    waiting: Prefills  # standard ones
-    passes: Passes
+    waiting: Prefills  # standard ones, then those offered
+
+    def passes(self) -> Passes:
+        fast = speed(self.view, self.decodes.tbt_s, self.learned.scale, len(self.decodes.rows))
+        return passes_of(self.view, self.decodes, self.learned.prices, fast)
 
 
 class Weighed(NamedTuple):
@@ -83,15 +87,13 @@ class Slackline:
             return answers
         coming = [bounds.as_offer_judged(o) for o in view.promised if o.service_class is standard]
         coming += [offers[n] for n in asked]
-        now = self._now(view)
-        new = bounds.prefills_of_offers(coming, view, now.learned)
-        last = new.taken(slice(-len(asked), None))
-        both = now.waiting.beside(new)
+        now = self._now(view, coming)
+        last = now.waiting.taken(slice(-len(asked), None))
         room = None
         if all(offers[n].hops_left for n in asked):  # another replica may have KV
             room = room_of(now.view, now.decodes, self._step_s)
-        lost = give_way(both, now.passes, room)[-len(asked) :]
-        lost |= self._crowded(now, new)[-len(asked) :]
+        lost = give_way(now.waiting, now.passes(), room)[-len(asked) :]
+        lost |= self._crowded(now, now.waiting, len(coming))[-len(asked) :]
         lost &= ~last.waits
         alone = last.seconds + now.learned.prices.batch_s <= last.due_s
         for n, declined, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
@@ -101,25 +103,23 @@ class Slackline:
                     self._gave_way_unix_s = view.start_unix_s
         return answers
 
-    def _crowded(self, now: Now, new: Prefills) -> Bools:
-        """[new] those with which passes in the tightest pace, and of each decode as many tokens as
-        its own pace asks, would take more than all of the time.
+    def _crowded(self, now: Now, waiting: Prefills, new: int) -> Bools:
+        """[new] the last of those that wait with which passes in the tightest pace, and of each
+        decode as many tokens as its own pace asks, would take more than all of the time.
         """
-        decodes, waiting = now.decodes, now.waiting
+        decodes = now.decodes
         context = now.view.top_tokens[decodes.rows] + decodes.output_tokens / 2
         decode_s = now.learned.prices.decoding_s(context)
-        tbt_s = np.concatenate((decodes.tbt_s, waiting.tbt_s, new.tbt_s))
-        pace_s = np.concatenate((decodes.pace_s, waiting.pace_s, new.pace_s))
-        rate = np.concatenate((decode_s, waiting.decode_s, new.decode_s)) / pace_s
-        paced, present = tbt_s < math.inf, len(tbt_s) - len(new.tbt_s)
-        least_s = float(pace_s[:present][paced[:present]].min(initial=math.inf))
-        asked_s = np.where(paced[present:], new.pace_s, math.inf)
+        tbt_s = np.concatenate((decodes.tbt_s, waiting.tbt_s))
+        pace_s = np.concatenate((decodes.pace_s, waiting.pace_s))
+        rate = np.concatenate((decode_s, waiting.decode_s)) / pace_s
+        paced, present = tbt_s < math.inf, len(tbt_s) - new
+        least_s = least(pace_s[:present][paced[:present]])
+        asked_s = np.where(paced[present:], pace_s[present:], math.inf)
         tightest_s = np.minimum(least_s, np.minimum.accumulate(asked_s))
         load = np.where(paced, rate, 0.0).cumsum()[present:]
         load += now.view.profile.batch_s(ONE) / tightest_s
-        fast = 1.0
-        if needing(now.view, tightest_s).any():
-            fast = speed(now.view, self._accepted.scale, len(rate))
+        fast = speed(now.view, tightest_s, now.learned.scale, len(rate))
         crowded: Bools = (load > fast) & paced[present:]
         return crowded
 
@@ -133,8 +133,8 @@ class Slackline:
         if len(relegated := weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
         # a whole answer that is late already gives way, too
-        over = decodes.rows[view.whole[decodes.rows] & (decodes.last_s < 0.0)]
-        relegated = np.concatenate((relegated, over))
+        if np.count_nonzero(late := view.last_due_unix_s[decodes.rows] < view.start_unix_s):
+            relegated = np.concatenate((relegated, decodes.rows[late & view.whole[decodes.rows]]))
         queue = self._reserve.beginning(view, queue)
         every = make_room(view, every, queue.rows[: iteration.FIRST])
         if len(queue.rows):
@@ -157,21 +157,21 @@ class Slackline:
             if np.count_nonzero(runs[decodes.rows]) < len(decodes.rows):
                 decodes = decodes.taken(runs[decodes.rows])
         others = bool(np.count_nonzero(view.best_effort))
-        calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
-        # where the last token judges, a late one may catch up
-        spare = view.best_effort & (calm | (view.definition == bounds.LAST))
+        calm, spare = view.start_unix_s - self._gave_way_unix_s >= SPARING_S, view.best_effort
+        if others and not calm:  # where the last token judges, a late one may catch up
+            spare = spare & (view.definition == bounds.LAST)
         order, choice = Order(view, decodes, every), None
         if others and self._owes(view):
-            choice = iteration.best_effort_first(view, order, every, queue.rows)
+            choice = iteration.best_effort_first(order, queue.rows)
         # beside prefills that find no KV decodes run as if none waited, so that they end
         if len(queue.rows) and iteration.stuck(view, every, queue):
             queue = queue.taken(slice(0))
         if choice is None and view.draft is not None:
             self._accepted.begin(view.accepted_shares)
             prices, scale = now.learned.prices, self._accepted.scale
-            choice = drafting(view, decodes, every, queue.rows, spare, prices, scale, calm=calm)
+            choice = drafting(order, queue.rows, spare, prices, scale, calm=calm)
         if choice is None:
-            choice = iteration.iteration(view, order, every, queue, spare)
+            choice = iteration.iteration(order, queue, spare)
         if not others or iteration.has_best_effort(view, choice):
             self._owed_since_unix_s = math.inf
         return choice
@@ -181,22 +181,23 @@ class Slackline:
         self._owed_since_unix_s = min(self._owed_since_unix_s, view.start_unix_s)
         return OWED * (view.start_unix_s - self._owed_since_unix_s) > self._step_s
 
-    def _learned(self, view: View) -> Learned:
-        lengths, prices = self._lengths, self._prices.of(view.profile)
-        upper, mean = lengths.upper(view.applications), lengths.mean(view.applications)
-        return Learned(lengths, upper, mean, self._step_s, prices)
-
-    def _now(self, view: View) -> Now:
-        view, learned = bounds.as_judged(view), self._learned(view)
-        rows: Rows = (~view.in_decode & view.standard).nonzero()[0]
-        waiting = bounds.prefills_of(view, rows, learned)
-        rows = (view.in_decode & view.standard).nonzero()[0]
-        decodes = bounds.decodes_of(view, rows, learned, self._windows, waits=len(waiting.rows) > 0)
-        fast = 1.0
-        if needing(view, decodes.tbt_s).any():
-            fast = speed(view, self._accepted.scale, len(rows))
-        passes = passes_of(view, decodes, learned.prices, fast)
-        return Now(view, learned, decodes, waiting, passes)
+    def _now(self, view: View, offers: Sequence[Offer] = ()) -> Now:
+        """`offers` wait as well, behind the others."""
+        view, prices = bounds.as_judged(view), self._prices.of(view.profile)
+        learned = Learned(self._lengths, self._step_s, prices, self._accepted.scale)
+        rows: Rows = (view.in_decode & view.standard).nonzero()[0]
+        others: Rows = (~view.in_decode & view.standard).nonzero()[0]
+        n, waits = len(rows), len(others) > 0
+        facts = bounds.facts_of(view, np.concatenate((rows, others)), learned, offers)
+        own = facts.taken(slice(n))
+        decodes = bounds.decodes_of(view, rows, own, self._step_s, self._windows, waits=waits)
+        waiting = bounds.NONE
+        if offers:
+            others = np.append(others, np.zeros(len(offers), dtype=np.intp))
+        if len(others):
+            own = facts.taken(slice(n, None))
+            waiting = bounds.prefills_of(others, own, learned, view.block_tokens)
+        return Now(view, learned, decodes, waiting)
 
     def _weighed(self, now: Now, victims: Rows) -> Weighed:
         """`victims` lose their KV, and wait for the next iteration."""
@@ -205,13 +206,14 @@ class Slackline:
             own = own.taken(~np.isin(own.rows, victims))
         if not len(own.rows):
             return Weighed(own, own.rows, False)
-        gone = give_way(own, now.passes)
+        passes = now.passes()
+        gone = give_way(own, passes)
         keys: list[Rows | Floats | Bools]
         keys = [view.slot[own.rows], view.arrived_unix_s[own.rows], in_order(own)]
         if not np.count_nonzero(gone):
             return Weighed(own.taken(np.lexsort(keys)), own.rows[:0], False)
         # what can wait is weighed once more, by when it could last begin
-        late = give_way(own._replace(due_s=own.hope_s), now.passes)
+        late = give_way(own._replace(due_s=own.hope_s), passes)
         leaves = gone & (~own.waits | late)
         # what gives way is last, the most important first
         order = np.lexsort([*keys, np.where(gone, -own.value, 0.0), gone])
@@ -225,12 +227,16 @@ class Slackline:
         others = ~view.in_decode & view.best_effort
         others[victims] = False
         rows = iteration.by_importance(view, others.nonzero()[0])
-        asks = bounds.prefills_of(view, rows, now.learned)
-        able = (asks.seconds + now.passes.batch_s < asks.due_s).nonzero()[0][:1]
-        first = asks.taken(able)
-        if not len(able) or give_way(now.waiting.beside(first), now.passes).any():
+        facts = bounds.facts_of(view, rows, now.learned)
+        asks = bounds.prefills_of(rows, facts, now.learned, view.block_tokens)
+        able = (asks.seconds + now.learned.prices.batch_s < asks.due_s).nonzero()[0][:1]
+        if not len(able):
             return none
-        return none if self._crowded(now, first).any() else first.rows
+        first = asks.taken(able)
+        both = now.waiting.beside(first)
+        if give_way(both, now.passes()).any() or self._crowded(now, both, 1).any():
+            return none
+        return first.rows
 
     def observe(self, seen: Observation) -> None:
         if seen.shape.decodes:

@@ -1,6 +1,5 @@
-"""Computes when the next token is due, for decodes that are judged by the mean over each ten
-tokens (`max-tpot-10`): token n may come ten paces after token n - 10. The first ten count from
-the first one.
+"""Computes when the next token is due by the mean over each ten tokens (`max-tpot-10`): token n may
+come ten paces after token n - 10. The first ten count from the first one.
 """
 
 import numpy as np

@@ -133,21 +133,22 @@ def test_a_request_whose_ttft_cannot_be_kept_is_declined_though_it_has_a_ttlt(
 
 
 def learned_of(seen: View, lengths: OutputLengths, step_s: float = STEP_S) -> Learned:
-    upper, mean = lengths.upper(seen.applications), lengths.mean(seen.applications)
-    return Learned(lengths, upper, mean, step_s, prices_of(seen.profile))
+    return Learned(lengths, step_s, prices_of(seen.profile), scale=1.0)
 
 
 def decodes_of(*rows: Row, step_s: float = STEP_S, waits: bool = False) -> Decodes:
     seen = view([decode(row, generated=10) for row in rows])
-    learned = learned_of(seen, OutputLengths(), step_s)
-    return bounds.decodes_of(seen, np.arange(len(rows)), learned, Windows(), waits=waits)
+    every = np.arange(len(rows))
+    facts = bounds.facts_of(seen, every, learned_of(seen, OutputLengths(), step_s))
+    return bounds.decodes_of(seen, every, facts, step_s, Windows(), waits=waits)
 
 
 def prefills_of(*rows: Row, lengths: OutputLengths, step_s: float = STEP_S) -> Prefills:
     seen = view(rows)
     seen.applications = ("",)
-    learned = learned_of(seen, lengths, step_s)
-    return bounds.prefills_of(seen, np.arange(len(rows)), learned)
+    every, learned = np.arange(len(rows)), learned_of(seen, lengths, step_s)
+    facts = bounds.facts_of(seen, every, learned)
+    return bounds.prefills_of(every, facts, learned, seen.block_tokens)
 
 
 def test_a_prefill_is_due_at_its_ttft_and_early_enough_for_the_output_before_a_ttlt() -> None:
@@ -170,9 +171,9 @@ def test_a_request_that_thinks_has_the_tightest_pace_of_the_stages_to_come() -> 
     slo = Slo(ttft_s=6.0, thinking_tbt_s=0.2, tbt_s=0.05)
     thinking = interactive(1, tbt_s=0.2, later_tbt_s=0.05, thinking=True)
     assert prefills_of(thinking, lengths=OutputLengths()).pace_s.tolist() == [0.05]
-    learned = learned_of(view([]), OutputLengths())
-    asks = bounds.prefills_of_offers([offer(slo)], view([]), learned)
-    assert asks.pace_s.tolist() == [0.05]
+    seen, none = view([]), np.zeros(0, dtype=np.intp)
+    facts = bounds.facts_of(seen, none, learned_of(seen, OutputLengths()), [offer(slo)])
+    assert facts.tbt_s.tolist() == [0.05]
 
 
 @pytest.mark.parametrize("definition", Definition)

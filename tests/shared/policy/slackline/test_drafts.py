@@ -12,7 +12,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.draft_yields import yields
-from shared.policy.seam import Drafts, Observation, Policy
+from shared.policy.seam import Drafts, Ended, Observation, Policy
 from shared.policy.slackline.drafts import best_plan
 from shared.vocabulary import Definition
 from tests.shared.policy.views import NOW, Linear, Row, decode, entries, summary, view
@@ -91,10 +91,22 @@ def test_a_pace_that_plain_passes_keep_is_no_reason_for_drafts_however_many_deco
     assert registry.make("slackline").plan(seen)[0].speculation is None
 
 
+def taught(*output_tokens: int) -> Policy:
+    """The policy after requests with these outputs have ended."""
+    policy = registry.make("slackline")
+    ended = [Ended("a", 100, 500, tokens) for tokens in output_tokens]
+    policy.observe(Observation(NOW, BatchShape(), 0.01, 0.01, ended=ended))
+    return policy
+
+
 @pytest.mark.parametrize("read", [True, False])
-def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft(read: bool) -> None:
+@pytest.mark.parametrize("outputs", ["alike", "short and long"])
+def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft_or_may_end_soon(
+    read: bool, outputs: str
+) -> None:
     """Those of 12 ms draft beside a prompt. Another, of 28 ms, drafts as well if the draft model
-    has read its context, else it has one token in the iteration.
+    has read its context, else it has one token in the iteration. Where outputs may be short, it
+    cannot count on more than one.
     """
     tight = [decode(Row(slot=n, tbt_s=0.012, ttft_s=6.0)) for n in range(4)]
     mean = Definition.MEAN_TPOT
@@ -102,12 +114,25 @@ def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft(rea
     seen = view([*tight, other, Row(slot=50, target=4000, ttft_s=6.0, tbt_s=0.2)])
     seen.draft = Draft(Linear(), 0.05, 0.05)
     seen.draft_tokens = np.where(seen.slot == 9, 20_000 * read, seen.computed_tokens)
-    choice = registry.make("slackline").plan(seen)[0]
+    choice = taught(*([400] * 20 if outputs == "alike" else [2, 400] * 10)).plan(seen)[0]
     assert choice.speculation is not None
     depth = dict(zip(choice.slots.tolist(), choice.speculation.depth.tolist(), strict=True))
     assert depth[0] > 0
     assert (depth[9] > 0) == read
-    assert (choice.speculation.lasts_s > 0.029) == read
+    assert (choice.speculation.lasts_s > 0.029) == (read and outputs == "alike")
+
+
+@pytest.mark.parametrize("context", [200, 20_000])
+def test_drafts_stay_right_while_a_context_is_too_long_to_be_read(context: int) -> None:
+    """An iteration in which one is read is the only one of its kind."""
+    seen = view([decode(Row(slot=n, tbt_s=0.2), context=context if n else 100) for n in range(2)])
+    seen.draft = Draft(Linear(), 0.05, 0.05)
+    seen.draft_tokens = np.where(seen.slot == 0, seen.computed_tokens, 0)
+    (choice,) = registry.make("slackline").plan(seen)
+    assert choice.speculation is not None
+    reads = choice.speculation.depth[choice.slots.tolist().index(1)] > 0
+    assert reads == (context == 200)
+    assert (choice.repeats > 1) == (not reads)
 
 
 def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iteration() -> None:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from shared.policy.seam import Bools
 from shared.policy.slackline.bounds import MARGIN_S, Prefills
-from shared.policy.slackline.give_way import Passes, give_way
+from shared.policy.slackline.give_way import Passes, give_way, in_order
+from shared.policy.slackline.give_way import _late as walked
+from shared.policy.slackline.give_way import _plenty as plenty
+from shared.policy.slackline.kv import Room
 
 NO_PASSES = Passes(math.inf, math.inf, math.inf, 0.0, 0.0)
 
@@ -67,6 +70,31 @@ def test_important_requests_give_way_only_where_they_do_alone(
     alone = gone(NO_PASSES, *important)
     beside = gone(NO_PASSES, *important, *rest)[: len(jobs)]
     assert np.count_nonzero(beside) == np.count_nonzero(alone)
+
+
+times = st.floats(0.001, 20.0)
+
+
+@given(
+    asked=st.lists(st.tuples(times, times, times, st.floats(0.0, 0.05), times), max_size=6),
+    first_s=st.floats(0.0, 0.2),
+    pass_s=st.floats(0.001, 0.1),
+    rest_s=st.floats(0.0, 0.2),
+    free=st.floats(-5.0, 20.0) | st.none(),
+)
+def test_where_all_that_is_asked_fits_by_the_first_due_time_the_walk_finds_nobody_late(
+    asked: list[tuple[float, ...]], first_s: float, pass_s: float, rest_s: float, free: float | None
+) -> None:
+    due_s, parts, pace_s, decode_s, tokens = np.array(asked).reshape(-1, 5).T
+    none, ones, seconds = np.zeros(len(asked)), np.ones(len(asked)), parts / 20
+    some, value, often = none.astype(np.intp), 1.0 + (tokens > 10), 10 * tokens
+    asks = Prefills(
+        some, due_s, due_s, some > 0, pace_s, pace_s, often, seconds, ones, decode_s, value
+    )
+    passes = Passes(first_s, first_s + pass_s, pass_s + rest_s, pass_s, pass_s / 2)
+    room = None if free is None else Room(free, 1.0, 1.0)
+    if plenty(asks, passes, room):
+        assert not walked(asks, in_order(asks), passes, room).any()
 
 
 def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
