@@ -56,7 +56,7 @@ def _rows(out: Table, one: Comparison, tiers: TierSet) -> None:
             owed = promise(tier.slo).replace(", ", "\n")
             parts = [percent(group.violated_fraction) if group else "-" for group in groups]
             out.add_row(f"{escape(name)}\n[dim]{owed}[/]", *parts)
-        if tier.slo.tbt_s and any(groups):
+        if (tier.slo.tbt_s or tier.slo.tbt_x) and any(groups):
             gaps = [seconds(group.tbt_s.p99) if group else "-" for group in groups]
             out.add_row("[dim]gaps, p99[/]", *gaps, style="dim")
     for name in ("short", "long"):
