@@ -111,6 +111,13 @@ class GenerateRequest(
     inbox: str | None = None
 
 
+class Thinking(Struct, frozen=True, kw_only=True):
+    """The marks of an answer's thinking, which comes first, in its text."""
+
+    end: str  # the mark that ends it, such as `</think>`
+    begun: bool  # the prompt ends within it; otherwise the answer begins it with `<think>`
+
+
 class Received(Struct, frozen=True, kw_only=True, tag="received"):
     """Admission has stored the request; its events are published on `stream_subject`."""
 
@@ -120,6 +127,7 @@ class Received(Struct, frozen=True, kw_only=True, tag="received"):
     prompt_tokens: Count
     # the form in which the model writes calls of tools (shared/text/tool_format.py)
     tool_format: str = ""
+    thinking: Thinking | None = None  # None: the answer has none that its text can tell
     attached: bool = False  # True: a request with this id exists already; nothing was started
     tier: str = ""  # of the request, by its name: `auto` is resolved
 
@@ -410,6 +418,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     begin_by_unix_s: float = math.inf
     body: bytes = b""  # its body, sealed, where that is small; until it ends
     ended_by: str = ""  # drawn anew for each try to end it: one of these wrote the end
+    thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
 
     @property
     def work_tokens(self) -> int:
