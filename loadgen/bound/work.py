@@ -109,7 +109,8 @@ def _in_seconds(slo: Slo) -> Slo:
     if definition is TTLT and slo.in_multiples:
         return Slo(definition=definition)
     # a gap that may be longer may be of any length, so then there is no pace
-    tbt_s = None if slo.long_gap_share else slo.tbt_s
+    free = definition is Definition.EVERY_GAP and slo.long_gap_share
+    tbt_s = None if free else slo.tbt_s
     # The looser of two paces. Two stages with windows of their own may each be late by most of a
     # window, so there is no pace then.
     if slo.thinks:

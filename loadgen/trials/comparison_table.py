@@ -64,7 +64,7 @@ def _rows(out: Table, runs: Sequence[Comparison], tiers: TierSet) -> None:
         owed = promise(tier.slo).replace(", ", "\n")
         parts = (violated(found).in_percent for found in groups)
         out.add_row(f"{escape(name)}\n[dim]{owed}[/]", *parts)
-        if tier.slo.tbt_s:
+        if tier.slo.tbt_s or tier.slo.tbt_x:
             gaps = (fmean(g.tbt_s.p99 or 0.0 for g in found) for found in groups)
             out.add_row("[dim]gaps, p99[/]", *map(seconds, gaps), style="dim")
     for name in ("short", "long"):

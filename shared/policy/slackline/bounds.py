@@ -73,7 +73,7 @@ class Facts(NamedTuple):
         return Facts._make([column[index] for column in self])
 
 
-# the columns of a view behind all facts but the last two; a TTLT that is absent asks for no pace
+# the columns of a view for all facts but the last two; `asked_s` begins as inf without a TTLT
 COLUMNS = attrgetter(
     *("arrived_unix_s", "next_due_unix_s", "last_due_unix_s", "last_due_unix_s", "tightest_tbt_s"),
     *("generated_tokens", "max_tokens", "target_tokens", "computed_tokens", "kv_held_blocks"),
@@ -146,7 +146,7 @@ NONE = Prefills(np.zeros(0, dtype=np.intp), *np.zeros((10, 0)))
 
 
 def prefills_of(rows: Rows, facts: Facts, learned: Learned, block_tokens: int) -> Prefills:
-    """[rows] It takes `facts`, which nobody else may read."""
+    """[rows] The prefills behind these facts, whose columns it overwrites."""
     next_s, last_s, tokens, mean = facts.next_s, facts.last_s, facts.tokens, facts.mean
     step_s, prices = learned.step_s, learned.prices
     least_s, target, cached = STEP_MARGIN * step_s, facts.target, facts.cached
@@ -181,7 +181,7 @@ class Decodes(NamedTuple):
     asked_s: Floats  # the pace that a TTLT asks for; inf without one
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
-    fewest_tokens: Floats  # the fewest that are, as far below the mean; may be negative
+    fewest_tokens: Floats  # the fewest: as far below the mean as the most are above it
     even_s: Floats  # if the tokens to come are evenly apart
     until_s: Floats  # how long an iteration may take
     latest_s: Floats  # once, if those after it then come one iteration after the other

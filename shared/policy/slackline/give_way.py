@@ -92,9 +92,7 @@ def in_order(asks: Prefills) -> Floats:
 
 
 def _plenty(asks: Prefills, passes: Passes, room: Room | None) -> bool:
-    """True if all that they ask for would fit by the first due time: then none is late. (Of the
-    time after it, passes leave a part.)
-    """
+    """True if all that they ask for fits before the first due time, so that none is late."""
     if room is not None and float(asks.blocks.sum()) > room.free:
         return False
     first_s = least(asks.due_s)
