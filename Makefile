@@ -73,10 +73,14 @@ $(CLIENTS_STAMP): infra/clients/requirements.txt | $(STAMP)
 	infra/torch.sh $(CLIENTS_PY) 2.13.0 'setuptools>=77'; \
 	echo "[2/2] $$(grep -c == $<) pinned packages"; \
 	$(CLIENTS_PY) -m pip install -qq --no-deps -r $<; \
-	PATH="$$PWD/.venv-clients/bin:$$PATH" npm install --silent --no-fund --no-audit --prefix .venv-clients/js @nats-io/transport-node@3.4.0; \
+	PATH="$$PWD/.venv-clients/bin:$$PATH" npm install --silent --no-fund --no-audit --prefix .venv-clients/js @nats-io/transport-node@3.4.0 bun@1.4.5 zod@3.25.76; \
+	[ -d .venv-clients/openresponses ] \
+	  || GIT_TERMINAL_PROMPT=0 timeout 60 git clone -q --depth 1 https://github.com/openresponses/openresponses .venv-clients/openresponses \
+	  || echo "OpenResponses' suite cannot be had here: its test is skipped"; \
+	[ ! -d .venv-clients/openresponses ] || ln -sfn ../js/node_modules .venv-clients/openresponses/node_modules; \
 	touch $@
 
-test-clients: $(CLIENTS_STAMP) ## openai, langchain-openai, litellm, guidellm and schemathesis against the gateway, in an environment of their own
+test-clients: $(CLIENTS_STAMP) ## openai, anthropic, LangChain and its tests, litellm, guidellm, schemathesis and the vendors' documents against the gateway
 	$(PY) -m pytest tests/clients $(ARGS)
 test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim, torch and vllm (twenty minutes; skipped where podman is missing)
 	$(PY) -m pytest -rs tests/infra/test_containers.py $(ARGS)

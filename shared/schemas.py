@@ -111,6 +111,13 @@ class GenerateRequest(
     inbox: str | None = None
 
 
+class Thinking(Struct, frozen=True, kw_only=True):
+    """The marks of an answer's thinking, which comes first, in its text."""
+
+    end: str  # the mark that ends it, such as `</think>`
+    begun: bool  # the prompt ends within it; otherwise the answer begins it with `<think>`
+
+
 class Received(Struct, frozen=True, kw_only=True, tag="received"):
     """Admission has stored the request; its events are published on `stream_subject`."""
 
@@ -120,6 +127,7 @@ class Received(Struct, frozen=True, kw_only=True, tag="received"):
     prompt_tokens: Count
     # the form in which the model writes calls of tools (shared/text/tool_format.py)
     tool_format: str = ""
+    thinking: Thinking | None = None  # None: the answer has none that its text can tell
     attached: bool = False  # True: a request with this id exists already; nothing was started
     tier: str = ""  # of the request, by its name: `auto` is resolved
 
@@ -279,6 +287,35 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
     verdict: Verdict | None
 
 
+class FindEnded(Struct, frozen=True, kw_only=True):
+    """The question which ended requests belong to a trace, or came in a minute. The answer is
+    FoundEnded or Refused.
+    """
+
+    tenant: str = ""  # that of the subject; empty: taken from there, or all for the operator
+    trace_id: str = ""  # as trace backends write it
+    minute_unix_s: Finite | None = None  # any instant of that minute, if there is no trace
+
+
+class EndedRow(Struct, frozen=True, kw_only=True):
+    """One ended request, in short; Explain with its tenant and id has the rest."""
+
+    tenant: str
+    request_id: str
+    tier: str
+    arrived_unix_s: float
+    finish_reason: FinishReason
+    slo_met: bool
+    first_missed: FirstMissed | None
+
+
+class FoundEnded(Struct, frozen=True, kw_only=True, tag="found"):
+    """The requests that were found, those that were latest first."""
+
+    rows: list[EndedRow]
+    left_out: Count
+
+
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
     """New tokens, behind `offset` tokens and `text_offset` characters. A reader drops what it has,
     and attaches at a gap.
@@ -380,6 +417,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # the instant until which a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf
     body: bytes = b""  # its body, sealed, where that is small; until it ends
+    ended_by: str = ""  # drawn anew for each try to end it: one of these wrote the end
+    thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
 
     @property
     def work_tokens(self) -> int:

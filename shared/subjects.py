@@ -17,9 +17,11 @@ EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 REQUESTS = f"{ROOT}.requests.*.*"
 ATTACHES = f"{ROOT}.attach.*"
 EXPLAINS = f"{ROOT}.explain.*"
+HISTORIES = f"{ROOT}.history.*"
 TOKENS = f"{ROOT}.tokens.*"
 # operator -> admission (queue group): as for a tenant, with the names of all tenants
 EXPLAIN_ALL = f"{ROOT}.explain"
+HISTORY_ALL = f"{ROOT}.history"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # admission, worker, relegation -> client
@@ -43,13 +45,15 @@ ACKS = f"{ROOT}.replica.*.acked"
 # admission, relegation -> the console, and others that watch the fleet
 ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
-_TENANTS = frozenset(("requests", "attach", "explain", "tokens", "cancel", "stream"))
+_TENANTS = frozenset(("requests", "attach", "explain", "history", "tokens", "cancel", "stream"))
 # JetStream
 REQUESTS_BUCKET = "requests"
 BODIES_BUCKET = "bodies"
 LEASES_BUCKET = "leases"
 BATCHES_BUCKET = "batches"
 FILES_BUCKET = "files"  # of objects
+USAGE_BUCKET = "usage"
+HISTORY_BUCKET = "history"
 
 
 def check_id(value: str, param: str) -> str:
@@ -78,6 +82,11 @@ def attach(tenant: str) -> str:
 
 def explain(tenant: str) -> str:
     return f"{ROOT}.explain.{tenant}"
+
+
+def history(tenant: str) -> str:
+    """Client -> admission (queue group): which requests of a trace or a minute have ended?"""
+    return f"{ROOT}.history.{tenant}"
 
 
 def tokens(tenant: str) -> str:

@@ -71,8 +71,8 @@ SLO = board(
     ),
     panel(
         "Burn rate",
-        "How many times faster than allowed the error budget (1 % of the offered requests) is "
-        "spent. Alerts: 14.4 over an hour, 6 over six hours.",
+        "How many times faster than allowed the error budget (what the tier's objective leaves) "
+        "is spent. Alerts: 14.4 over an hour, 6 over six hours.",
         "none",
         Query(f"slackline:burn:ratio5m{{{TIER}}}", "{{tier}} 5 min"),
         Query(f"slackline:burn:ratio1h{{{TIER}}}", "{{tier}} 1 h"),

@@ -1,7 +1,10 @@
-"""`slackline explain`: says why a request was late: the share of each cause, and its steps."""
+"""`slackline explain`: says why a request was late: the share of each cause, and its steps. Of a
+trace or a minute it lists the requests, those that were latest first.
+"""
 
 import argparse
 import asyncio
+import datetime as dt
 import textwrap
 
 from rich.box import SIMPLE_HEAD
@@ -13,14 +16,14 @@ from loadgen.access import access_of, add_access_arguments
 from loadgen.cli.options.common import awaiting_admission, check_id
 from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
-from loadgen.tables import print_json, print_table
+from loadgen.tables import print_json, print_line, print_table, with_columns
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.users import OPERATOR, Role, User
 from shared.core.record.explanation import WORDS, in_seconds, others
 from shared.errors import ConfigError
 from shared.request_timeline import Happened, Happening
-from shared.schemas import Explain, Explanation
+from shared.schemas import Explain, Explanation, FindEnded, FoundEnded
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 
 ANSWER_S = 5.0
@@ -43,12 +46,16 @@ STEPS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "request_id",
+        nargs="?",
         metavar="REQUEST_ID",
         help="id of the request, also as TENANT.ID, or the id of an HTTP answer",
     )
     add_options(
         parser,
         """
+        --trace ID: instead, the ended requests of a trace; a single one is explained
+        --minute HH:MM: instead, the ended requests that came in the last such minute, by the
+            clock here; a date may come before it, as in ISO 8601
         --tenant TENANT: tenant of the request (default: default; for the operator that of
             TENANT.ID)
         --operator: the key that --creds names is the operator's: name other tenants, too
@@ -60,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     operator = args.operator or not args.creds
+    if (args.request_id, args.trace, args.minute).count(None) != 2:
+        raise ConfigError("name one of REQUEST_ID, --trace and --minute")
+    if args.request_id is None:
+        return _list(args, operator=operator)
     tenant, ids = meant(args.request_id, args.tenant, operator=operator)
     found = asyncio.run(_asked(args, tenant, ids, operator=operator))
     if args.json:
@@ -91,6 +102,46 @@ def meant(name: str, tenant: str | None, *, operator: bool) -> tuple[str, list[s
             "that tenant"
         )
     return own, ids
+
+
+def _list(args: argparse.Namespace, *, operator: bool) -> int:
+    """Find the ended requests of a trace or a minute; explain a trace's only one."""
+    check_id("--tenant", args.tenant)
+    check_id("--trace", args.trace)
+    everybody = operator and args.trace
+    tenant = args.tenant or ("" if everybody else DEFAULT_TENANT)
+    now = dt.datetime.now().astimezone()
+    minute_unix_s = None if args.minute is None else instant_of(args.minute, now)
+    question = FindEnded(tenant=tenant, trace_id=args.trace or "", minute_unix_s=minute_unix_s)
+    found = asyncio.run(_found(args, question, operator=operator))
+    if args.trace and len(found.rows) == 1:
+        (row,) = found.rows
+        args.request_id, args.tenant, args.trace = row.request_id, row.tenant, None
+        return run(args)
+    if args.json:
+        print_json(found)
+    else:
+        show_rows(found, Console(soft_wrap=False))
+    return 0
+
+
+def instant_of(text: str, now: dt.datetime) -> float:
+    """The Unix time of a minute: `14:05` is the last one of that name. Raises ConfigError."""
+    try:
+        if "T" in text:
+            return dt.datetime.fromisoformat(text).timestamp()
+        at = dt.datetime.combine(now, dt.time.fromisoformat(text)).astimezone()
+    except ValueError as error:
+        raise ConfigError(f"--minute {text}: write it as 14:05") from error
+    return (at if at <= now else at - dt.timedelta(days=1)).timestamp()
+
+
+async def _found(args: argparse.Namespace, question: FindEnded, *, operator: bool) -> FoundEnded:
+    user = OPERATOR if operator else User(Role.TENANT, question.tenant)
+    subject = subjects.HISTORY_ALL if operator else subjects.history(question.tenant)
+    async with connecting(access_of(args), "slackline-explain", user) as bus:
+        with awaiting_admission(args.url):
+            return await bus.request(subject, question, FoundEnded, timeout_s=ANSWER_S)
 
 
 async def _asked(
@@ -129,6 +180,36 @@ def show(found: Explanation, console: Console) -> None:
         line = f"  beside it: {in_seconds(neighbour.seconds)} of prefills of {whose}, {requests}"
         console.print(escape(line))
     print_table(console, _steps(found))
+
+
+def show_rows(found: FoundEnded, console: Console) -> None:
+    """A line for each request, and how many were late."""
+    late = sum(not row.slo_met for row in found.rows)
+    more = f", and {found.left_out} others" if found.left_out else ""
+    requests = f"{len(found.rows)} request{'' if len(found.rows) == 1 else 's'}"
+    print_line(console, f"{requests}, {late} without their SLO{more}")
+    if not found.rows:
+        return
+    out = with_columns(
+        Table(box=SIMPLE_HEAD, padding=(0, 1)), "request|tier|came|end|>late by|because"
+    )
+    for row in found.rows:
+        missed = row.first_missed
+        late_by, cause = "", ""
+        if missed is not None:
+            late_by = "it never came"
+            if missed.came_s is not None:
+                late_by = in_seconds(missed.came_s - missed.due_s)
+            cause = WORDS.get(missed.cause, missed.cause.value)
+        out.add_row(
+            f"{row.tenant}.{row.request_id}",
+            row.tier,
+            f"{dt.datetime.fromtimestamp(row.arrived_unix_s, dt.UTC).astimezone():%H:%M:%S}",
+            row.finish_reason.value,
+            late_by,
+            cause,
+        )
+    print_table(console, out)
 
 
 def _shares(found: Explanation) -> Table:

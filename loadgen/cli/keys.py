@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loadgen.fleet.certificates import days_left
     from loadgen.fleet.key_folder import HOSTS, SERVICES, Keys
 
     keys = Keys(args.folder)
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         made = keys.add(users, [*HOSTS, *filter(None, args.hosts.split(","))])
         print(f"new keys: {', '.join(map(str, made)) or 'none'}")
+        days = days_left(keys.server_certificate.read_bytes())
+        print(f"the server's certificate is valid for {days} days")
     print(f'nats-server.conf has the line: include "{keys.server_conf}"')
     print("a server that runs reads it on SIGHUP (nats-server --signal reload)")
     return 0

@@ -25,6 +25,7 @@ sending.chat: talk with the model of a running fleet, and see the latency of eac
 status: say whether a fleet works, and what it does just now
 top: watch a fleet at work in the terminal
 explain: say why a request was late, with the share of each cause
+usage: say how many requests and tokens each tenant used in a month
 sending.load: send the requests of a trace or a synthetic workload to a running fleet
 record: write the requests of a running fleet to a trace, which `slackline advise` reads
 simulated.simulate: serve a trace or a workload in virtual time, with the cores of the live services

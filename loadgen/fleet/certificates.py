@@ -63,8 +63,19 @@ def is_current(certificate: bytes, hosts: Iterable[str]) -> bool:
     """Tells whether the certificate names all these hosts and is valid for RENEW_DAYS more."""
     read = x509.load_pem_x509_certificate(certificate)
     names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    left = read.not_valid_after_utc - dt.datetime.now(dt.UTC)
-    return set(_names(hosts)) <= set(names) and left > dt.timedelta(days=RENEW_DAYS)
+    return set(_names(hosts)) <= set(names) and days_left(certificate) >= RENEW_DAYS
+
+
+def hosts_of(certificate: bytes) -> list[str]:
+    """The names and addresses of a server's certificate."""
+    read = x509.load_pem_x509_certificate(certificate)
+    names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def days_left(certificate: bytes) -> int:
+    read = x509.load_pem_x509_certificate(certificate)
+    return (read.not_valid_after_utc - dt.datetime.now(dt.UTC)).days
 
 
 def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:

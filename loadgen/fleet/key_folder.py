@@ -46,6 +46,10 @@ class Keys:
     def server_conf(self) -> Path:
         return self.folder / "server" / "nats.conf"
 
+    @property
+    def server_certificate(self) -> Path:
+        return self.folder / "server" / "server.pem"
+
     def creds(self, user: User) -> Path:
         return self._folder(user) / "user.nk"
 
@@ -118,10 +122,15 @@ class Keys:
         return Pair(certificate.read_bytes(), key.read_bytes())
 
     def _certify(self, authority: Pair, hosts: Sequence[str]) -> None:
-        """Make the server's certificate, unless there is one for these hosts that stays valid."""
-        certificate, key = (self.folder / "server" / f"server.{end}" for end in ("pem", "key"))
-        if certificate.exists() and certificates.is_current(certificate.read_bytes(), hosts):
-            return
+        """Make the server's certificate, unless there is one for these hosts that stays valid. A
+        new one has the hosts of the one before, too.
+        """
+        certificate, key = self.server_certificate, self.folder / "server" / "server.key"
+        if certificate.exists():
+            present = certificate.read_bytes()
+            if certificates.is_current(present, hosts):
+                return
+            hosts = list(dict.fromkeys((*hosts, *certificates.hosts_of(present))))
         pair = certificates.new_server(authority, hosts)
         self._write(key, pair.key)
         self._write(certificate, pair.certificate)

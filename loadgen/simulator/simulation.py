@@ -47,6 +47,8 @@ class RunOptions:
         only asks whether a rate is too high needs no more. Rounds that are never sent have missed.
     leaps: alike iterations run as one where control takes no time (virtual_replica.py); False: each
         runs by itself.
+    accounts: keep the account of each request's time, by which it can be explained, and the records
+        of requests; without leaps.
     progress: called several times a second with the virtual time and the number of requests ended.
     """
 
@@ -55,6 +57,7 @@ class RunOptions:
     horizon_s: float | None = None
     most_missed: int | None = None
     leaps: bool = True
+    accounts: bool = False
     progress: Callable[[float, int], None] | None = None
 
 
@@ -82,6 +85,8 @@ class SimulationResult:
     wall_s: float
     events: int
     moved: int = 0  # times a request lost its replica, and went on elsewhere
+    # [requests] with `accounts`: the records of those that ended
+    records: Sequence[Record | None] = ()
     stopped: bool = False  # early: more than `most_missed` had missed
 
     @property
@@ -125,6 +130,7 @@ class Simulation:
         self._keys = [key_of(request) for request in traffic.requests]
         self._slos = [traffic.slo(request) for request in traffic.requests]
         self._verdicts: dict[RequestKey, Verdict] = {}
+        self._ended: dict[RequestKey, Record] = {}  # with `accounts`
         self._missed = 0
         most = options.most_missed
         self._most_missed = len(self._keys) if most is None else most
@@ -180,6 +186,7 @@ class Simulation:
                 self._fleet,
                 hand_back=deployment.hand_back,
                 leaps=self._options.leaps,
+                accounts=self._options.accounts,
                 batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
                 engine_draft=own_draft,
             )
@@ -261,6 +268,8 @@ class Simulation:
         key, verdict = record.key, record.verdict
         assert verdict is not None and key not in self._verdicts, f"{key} ended twice"
         self._verdicts[key] = verdict
+        if self._options.accounts:
+            self._ended[key] = record
         self._missed += not verdict.slo_met
         self._arrivals.ended(key, well=verdict.finish_reason in GOOD_ENDS)
 
@@ -337,6 +346,7 @@ class Simulation:
             simulated_s=self._timeline.now_s - self._traffic.begin_s,
             wall_s=time.perf_counter() - self._began_s,
             events=self._timeline.calls,
+            records=[self._ended.get(key) for key in self._keys] if self._options.accounts else (),
             stopped=self._stopped,
         )
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol, assert_never
 
+from loadgen.simulator.accounts import Accounts
 from loadgen.simulator.latency import Latency, Route
 from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.timeline import Alarm, Timeline
@@ -93,6 +94,7 @@ class VirtualReplica:
         *,
         hand_back: bool,
         leaps: bool = True,
+        accounts: bool = False,
         batch_s: BatchTime,
         engine_draft: Draft | None,
     ) -> None:
@@ -103,7 +105,8 @@ class VirtualReplica:
         self._acks = Route(timeline, latency.ack, rng)
         # plans and acks take no time, so they are handed over within the call
         self._at_once = latency.plan.median_s == latency.ack.median_s == 0.0
-        self._leaps = leaps and latency.depth == 1 and self._at_once
+        self._accounts = Accounts(announce.replica) if accounts else None
+        self._leaps = leaps and not accounts and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
         self.worker = VirtualWorker(announce, batch_s, engine_draft, acceptance)
@@ -153,7 +156,7 @@ class VirtualReplica:
         self.settle()
         self._dead = True
         self._serial += 1
-        return self.worker.lose()
+        return self._told(self.worker.lose())
 
     def unanswered(self) -> list[Reply]:
         """The replies that are owed to offers."""
@@ -195,6 +198,8 @@ class VirtualReplica:
         if not self.worker.held:
             self._work_since_s = self._timeline.now_s
         answer = self.worker.hold(hold, record, body, self._store.token_times(hold.key))
+        if self._accounts is not None:
+            self._accounts.held(hold, record, self._timeline.now_s)
         held_s = self._latency.held.draw_s(self._rng)
         self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
@@ -204,6 +209,8 @@ class VirtualReplica:
         self._plan_came_s.append(self._timeline.now_s)
         self.preempted += len(plan.preempted) // 4
         self.worker.plan(plan)
+        if self._accounts is not None:
+            self._accounts.planned(plan)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -278,8 +285,14 @@ class VirtualReplica:
         ack, overs = self.worker.finish(
             started_unix_s=began_s, ended_unix_s=now_s, exec_s=exec_s, idle_s=idle_s
         )
-        self._stored(ack, overs)
+        if self._accounts is not None:
+            self._accounts.done(ack)
+        self._stored(ack, self._told(overs))
         self._go_on()
+
+    def _told(self, overs: list[AttemptOver]) -> list[AttemptOver]:
+        """The same attempts, with the accounts of their time where these are kept."""
+        return overs if self._accounts is None else self._accounts.over(overs)
 
     def _stored(self, ack: PlanAck, overs: list[AttemptOver]) -> None:
         stored_s = self._timeline.now_s

@@ -72,6 +72,9 @@ def parse_policies(text: str) -> list[Contestant]:
     found: list[Contestant] = []
     for word in text.split(","):
         policy, colon, pairs = word.strip().partition(":")
+        if policy.endswith(".py"):  # FILE.py:CLASS
+            within, colon, pairs = pairs.partition(":")
+            policy += f":{within}"
         if not policy:
             raise ConfigError(
                 "--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names "
@@ -105,7 +108,7 @@ def compare(
         tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas))
         tasks += [partial(serve, trial, requests, latencies) for trial in trials]
         places += [(at, n) for n in range(-1, len(trials))]
-    rates = ", ".join(f"{rate_rps:g}" for rate_rps, _, _ in offered)
+    rates = ", ".join(dict.fromkeys(f"{rate_rps:g}" for rate_rps, _, _ in offered))
     policies = [named(t.deployment.policy, t.deployment.settings) for t in offered[0].trials]
     show(f"{len(tasks)} runs: {', '.join(['bound', *policies])} at {rates} requests/s")
     remaining = Remaining(len(tasks))

@@ -32,6 +32,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         keep_times: bool = True,
         check_every: int = 0,
         most_missed: int | None = None,
+        accounts: bool = False,
         progress: Callable[[float, int], None] | None = None,
     ) -> SimulationResult:
         """`most_missed`: the run stops once more of the requests that ended missed their SLO.
@@ -43,6 +44,7 @@ class Trial(Struct, frozen=True, kw_only=True):
             check_every=check_every,
             horizon_s=requests[-1].arrival_s + self.wait_s if self.wait_s is not None else None,
             most_missed=most_missed,
+            accounts=accounts,
             progress=progress,
         )
         return simulate(Traffic(requests, self.tiers, self.seed), self.deployment, options)

@@ -42,6 +42,7 @@ from shared.schemas import (
     Detokenize,
     Digest,
     Explain,
+    FindEnded,
     GenerateRequest,
     PoolDigest,
     Record,
@@ -50,6 +51,8 @@ from shared.schemas import (
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
+from shared.store.usage import Usage
+from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
@@ -78,9 +81,10 @@ class Admission:
         outcomes = Outcomes(
             self.metrics, lambda: self._workers.model, lambda: self._rules.tiers.tiers
         )
-        ending = Ending(bus, records, tracing, outcomes, self._pay)
+        self._usage = Usage(bus.usage, self.name)
+        ending = Ending(bus, records, tracing, outcomes, self._usage, self._pay)
         self._replays = Replays(bus, records, clock)
-        self._explanations = Explanations(records, self._replays, clock)
+        self._explanations = Explanations(records, self._replays, bus.history, clock)
         self._tokenize = TokenizeEndpoint(tokenizer)
         placer = Placer(bus, records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
@@ -110,6 +114,8 @@ class Admission:
             ending,
             self._placement.feed,
         )
+        swept = self.metrics.gauge(names.LAST_SWEEP, "When the last whole sweep ended.").labels()
+        self.metrics.before_scrape(lambda: swept.set(self._sweep.swept_unix_s))
         self._ends = Ends(
             self.name, clock, records, placer, ending, self._placement, self._chores, self._soon
         )
@@ -156,6 +162,8 @@ class Admission:
             Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
             Endpoint("explain", subjects.EXPLAINS, Explain, self._on_explain, QUEUE),
             Endpoint("explain-all", subjects.EXPLAIN_ALL, Explain, self._on_explain, QUEUE),
+            Endpoint("history", subjects.HISTORIES, FindEnded, self._on_explain, QUEUE),
+            Endpoint("history-all", subjects.HISTORY_ALL, FindEnded, self._on_explain, QUEUE),
             Endpoint("tokens", subjects.TOKENS, Tokenize | Detokenize, self._on_tokens, QUEUE),
             Endpoint("over", subjects.OVERS, AttemptOver, self._ends.on_over, QUEUE),
         ]
@@ -172,6 +180,7 @@ class Admission:
                 chores.start(self._keep_lease(), name="admission.lease"),
                 chores.start(self._sweep.run(), name="admission.sweep"),
                 chores.start(self._stall.watch(), name="admission.stall"),
+                chores.start(self._usage.run(), name="admission.usage"),
                 chores.start(
                     follow_files("admission", self._cfg, self._rules), name="admission.rules"
                 ),
@@ -204,6 +213,7 @@ class Admission:
             await self._drain(driver)
             for task in (*background, driver):
                 task.cancel()
+        await self._usage.store()
 
     async def _drain(self, driver: asyncio.Task[None]) -> None:
         """Place open requests. Another instance takes over those left after drain_s."""
@@ -231,7 +241,7 @@ class Admission:
     def _on_attach(self, attach: Attach, call: Call) -> None:
         self._chores.spawn(self._replays.answer(attach, call), "admission.attach")
 
-    def _on_explain(self, explain: Explain, call: Call) -> None:
+    def _on_explain(self, explain: Explain | FindEnded, call: Call) -> None:
         self._chores.spawn(self._explanations.answer(explain, call), "admission.explain")
 
     def _on_tokens(self, question: Tokenize | Detokenize, call: Call) -> None:

@@ -59,6 +59,7 @@ class Sweep:
         self._records, self._placer, self._workers, self._core = records, placer, workers, core
         self._absences = absences
         self._ending, self._feed = ending, feed
+        self.swept_unix_s = 0.0  # when the last whole sweep ended
         self._soon = True  # a former instance may have left something
         # attempts that their worker did not know at the last sweep
         self._unknown: set[tuple[RequestKey, int]] = set()
@@ -122,6 +123,7 @@ class Sweep:
     async def _sweep_once(self) -> None:
         try:
             await self._sweep()
+            self.swept_unix_s = self._clock.unix_s()
         except (BusError, PeerError) as error:
             self._unreachable(error)
 

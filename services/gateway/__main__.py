@@ -3,7 +3,8 @@
 import socket
 
 from services.gateway.config import GatewayConfig
-from services.gateway.service import check_certificate, listen, serve
+from services.gateway.http.certificate import certificate_of
+from services.gateway.service import listen, serve
 from services.gateway.telemetry import metering
 from shared.process import logs
 from shared.process.configuration import load
@@ -27,6 +28,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__" and not told_settings(
-    "gateway", GatewayConfig, tiers_in, rules_of, check_certificate, GatewayConfig.beside_keys
+    "gateway", GatewayConfig, tiers_in, rules_of, certificate_of, GatewayConfig.beside_keys
 ):
     run_until_stopped("gateway", main())

@@ -1,13 +1,14 @@
-"""The routes of the gateway, `/ready` and `/metrics` among them. Every failure is answered in
-OpenAI's envelope.
+"""The routes of the gateway, `/ready` and `/metrics` among them. A failure is answered in OpenAI's
+envelope, and in Anthropic's under /v1/messages.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -21,10 +22,13 @@ from starlette.routing import Match, Route
 from services.gateway import openapi
 from services.gateway.api import chats, completions, translate
 from services.gateway.api.alive import Fleet, Model, ModelList
-from services.gateway.api.asking import UNKNOWN_FIELD, without_unknown
+from services.gateway.api.asking import UNKNOWN_FIELD, read_leniently
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
 from services.gateway.api.generation import Generations
+from services.gateway.api.messages import frame as messages_frame
+from services.gateway.api.messages import messages
+from services.gateway.api.messages.messages import CountBody, MessagesBody
 from services.gateway.api.responses import responses
 from services.gateway.api.responses.responses import ResponseBody
 from services.gateway.api.texts import Texts
@@ -43,7 +47,7 @@ from services.gateway.http.cross_origin import METHODS, READABLE, CrossOrigin
 from services.gateway.http.envelope import Problem, Rejected
 from services.gateway.http.guard import read_tenant
 from services.gateway.http.json_bytes import encode
-from services.gateway.http.request import HttpRequest, HttpRequests, Serve
+from services.gateway.http.request import HttpRequest, HttpRequests, Serve, Written
 from services.gateway.http.slo_headers import header_at_fault
 from services.gateway.telemetry.gen_ai import GenAi
 from shared.bus.api import KeyValue
@@ -63,18 +67,27 @@ READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 
 
 class Api(NamedTuple):
-    """One of OpenAI's three APIs: its bodies, their reader, and its own names of parameters, for
-    errors.
+    """One of the APIs: its bodies, their reader, the fields that a lenient reader leaves out, and
+    its own names of parameters, for errors.
     """
 
     kind: type[Struct]
     read: Callable[[bytes], CompletionBody | ChatBody]
+    ignorable: Mapping[str, tuple[Any, ...]]
     params: Mapping[str, str] = MappingProxyType({})
 
 
-CHAT = Api(ChatBody, chats.read_body)
-COMPLETIONS = Api(CompletionBody, completions.read_body)
-RESPONSES = Api(ResponseBody, responses.read_body, responses.PARAMS)
+CHAT = Api(ChatBody, chats.read_body, chats.IGNORABLE)
+COMPLETIONS = Api(CompletionBody, completions.read_body, completions.IGNORABLE)
+RESPONSES = Api(ResponseBody, responses.read_body, responses.IGNORABLE, responses.PARAMS)
+MESSAGES = Api(MessagesBody, messages.read_body, {}, messages.PARAMS)
+COUNT = Api(CountBody, messages.read_count, {}, messages.PARAMS)
+# what serves the paths of others that end in these names, or in one more after them
+INSTEAD = {
+    "embeddings": "a server of embeddings",
+    **dict.fromkeys(("rerank", "score"), "a server of rerankers"),
+    **dict.fromkeys(("images", "audio"), "a server with a multimodal model"),
+}
 
 
 class Stored(NamedTuple):
@@ -136,7 +149,7 @@ class Gateway:
             middleware=[cors] if self._cfg.cors_origins else [],
             routes=[
                 *(
-                    Route(path, self.http_requests.route(serve), methods=[method])
+                    Route(path, self.http_requests.route(serve, _failure(path)), methods=[method])
                     for (method, path), serve in self._served().items()
                 ),
                 Route("/v1/models", self.models, methods=["GET"]),
@@ -165,6 +178,8 @@ class Gateway:
             ("POST", "/v1/chat/completions"): partial(self._ask, CHAT),
             ("POST", "/v1/completions"): partial(self._ask, COMPLETIONS),
             ("POST", "/v1/responses"): partial(self._ask, RESPONSES),
+            ("POST", "/v1/messages"): partial(self._ask, MESSAGES),
+            ("POST", "/v1/messages/count_tokens"): self._count,
             ("POST", "/tokenize"): self._texts.tokenize,
             ("POST", "/detokenize"): self._texts.detokenize,
             ("POST", "/v1/files"): files.create,
@@ -238,18 +253,13 @@ class Gateway:
         return Response(text, headers={"content-type": kind})
 
     async def _ask(self, api: Api, http_request: HttpRequest) -> None:
-        """Answers one of OpenAI's questions to a model."""
+        """Answers a question to a model."""
         headers = http_request.headers
         http_request.request_id = request_headers.read_request_id(headers)
         request_headers.check_names(headers)
         raw = await http_request.read()
-        names = list[str]()
-        if request_headers.read_flag(headers, request_headers.LENIENT, False):
-            raw, names = without_unknown(raw, api.kind)
-            http_request.ignore(names)
-        try:
-            body = api.read(raw)
-            http_request.ignore(names + body.ignored)
+        with _refusing(api, headers):
+            body = self._body(api, raw, http_request)
             ask = translate.read_ask(
                 headers,
                 body,
@@ -265,14 +275,52 @@ class Gateway:
             http_request.hung_up = await self._generations.run(
                 ask, parent, http_request.body, http_request.send, http_request.began_unix_s
             )
+
+    async def _count(self, http_request: HttpRequest) -> None:
+        """Answers how many tokens messages have."""
+        raw = await http_request.read()
+        with _refusing(COUNT, http_request.headers):
+            body = self._body(COUNT, raw, http_request)
+            assert isinstance(body, ChatBody)
+            await self._texts.count(http_request, body)
+
+    def _body(self, api: Api, raw: bytes, http_request: HttpRequest) -> CompletionBody | ChatBody:
+        """The body, read as leniently as its header, its tenant or the gateway says. Raises
+        PeerError.
+        """
+        named = self._rules.tenants.named(http_request.tenant).lenient
+        default = self._cfg.lenient if named is None else named
+        lenient = request_headers.read_flag(http_request.headers, request_headers.LENIENT, default)
+        try:
+            if lenient:
+                body, names = read_leniently(api.read, raw, api.kind, api.ignorable)
+            else:
+                body, names = api.read(raw), []
         except PeerError as error:
-            problem = envelope.of_error(error)
-            if problem.code == UNKNOWN_FIELD:
-                hint = f"with {request_headers.LENIENT}: true unknown fields are ignored"
-                problem = replace(problem, message=f"{problem.message}; {hint}")
-            param = header_at_fault(headers, problem.param)
-            param = api.params.get(param or "", param)
-            raise Rejected(replace(problem, param=param)) from error
+            if lenient or error.code != UNKNOWN_FIELD:
+                raise
+            hint = f"with {request_headers.LENIENT}: true unknown fields are ignored"
+            raise PeerError(
+                f"{error.message}; {hint}", code=error.code, param=error.param
+            ) from None
+        http_request.ignore(names + body.ignored)
+        return body
+
+
+def _failure(path: str) -> Written:
+    """The form of a failure on this path."""
+    return messages_frame.refusal if path.startswith("/v1/messages") else envelope.written
+
+
+@contextmanager
+def _refusing(api: Api, headers: Mapping[str, str]) -> Iterator[None]:
+    """Turns a PeerError into a refusal that names the parameter as the API does."""
+    try:
+        yield
+    except PeerError as error:
+        problem = envelope.of_error(error)
+        param = header_at_fault(headers, problem.param)
+        raise Rejected(replace(problem, param=api.params.get(param or "", param))) from error
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -297,6 +345,9 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     there = {**request.scope, "path": f"/v1{path}"}
     meant = any(route.matches(there)[0] is Match.FULL for route in request.app.routes)
     hint = f"; did you mean /v1{path}?" if meant else ""
+    for part in path.split("/")[-2:]:
+        if part in INSTEAD:
+            hint = f"; this gateway generates text: use {INSTEAD[part]}"
     problem = Problem(
         status=error.status_code,
         message=f"{request.method} {path}: {error.detail}{hint}",

@@ -23,6 +23,10 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """Serves another address than loopback without keys: for a port published on loopback. The
     console is open to a browser that names a loopback address.
     """
+    lenient: bool = True
+    """Leaves out fields of a body that it does not serve, and names them in `x-slackline-ignored`;
+    not those without which an answer would be to another question.
+    """
     cors_origins: list[str] = []
     """Origins of web pages whose scripts may use the API, such as `https://chat.example.com`; `*`:
     all of them.

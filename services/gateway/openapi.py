@@ -12,6 +12,8 @@ from services.gateway.api.alive import Model, ModelList
 from services.gateway.api.api_format import Reply
 from services.gateway.api.chats import ChatBody, ChatChoice
 from services.gateway.api.completions import CompletionBody, CompletionChoice
+from services.gateway.api.messages.frame import MessageReply, MessagesEnvelope
+from services.gateway.api.messages.messages import CountBody, MessagesBody
 from services.gateway.api.responses.frame import ResponseReply
 from services.gateway.api.responses.responses import (
     FlatNamed,
@@ -20,7 +22,13 @@ from services.gateway.api.responses.responses import (
     ResponseBody,
     TextFormat,
 )
-from services.gateway.api.texts import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from services.gateway.api.texts import (
+    CountReply,
+    DetokenizeBody,
+    DetokenizeReply,
+    TokenizeBody,
+    TokenizeReply,
+)
 from services.gateway.batches.endpoints import BatchBody
 from services.gateway.batches.file_store import FileObject
 from services.gateway.batches.files import Deleted, Page
@@ -28,7 +36,7 @@ from services.gateway.batches.record import Batch
 from services.gateway.http import headers as request_headers
 from services.gateway.http import slo_headers
 from services.gateway.http.envelope import Envelope
-from services.gateway.http.guard import TENANT
+from services.gateway.http.guard import ANTHROPIC_KEY, TENANT
 
 JSON, EVENTS = "application/json", "text/event-stream"
 TEXT, FORM = "text/plain", "multipart/form-data"
@@ -81,6 +89,7 @@ class Operation(NamedTuple):
     form: bool = False
     media_type: str = JSON
     streams: bool = False
+    failure: type[Struct] = Envelope
     asks: bool = False  # it takes the headers of a request to a model
     query: Sequence[str] = ()
 
@@ -94,6 +103,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses"): Operation(
         "OpenAI's responses", Response, ResponseBody, streams=True, asks=True
+    ),
+    ("POST", "/v1/messages"): Operation(
+        "Anthropic's messages",
+        MessageReply,
+        MessagesBody,
+        streams=True,
+        failure=MessagesEnvelope,
+        asks=True,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "The tokens of messages", CountReply, CountBody, failure=MessagesEnvelope
     ),
     ("POST", "/tokenize"): Operation("The tokens of a text", TokenizeReply, TokenizeBody),
     ("POST", "/detokenize"): Operation("The text of tokens", DetokenizeReply, DetokenizeBody),
@@ -148,9 +168,11 @@ FORM_SCHEMA = {
 @cache
 def document() -> bytes:
     """The document, as JSON."""
-    kinds: set[type[Struct]] = {Envelope}
-    kinds |= {
-        kind for op in OPERATIONS.values() for kind in (op.body, op.reply) if kind is not None
+    kinds: set[type[Struct]] = {
+        kind
+        for op in OPERATIONS.values()
+        for kind in (op.body, op.reply, op.failure)
+        if kind is not None
     }
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     refs, components = msgspec.json.schema_components(ordered, ref_template=REF)
@@ -169,10 +191,13 @@ def document() -> bytes:
             "paths": paths,
             "components": {
                 "schemas": components,
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "key": {"type": "http", "scheme": "bearer"},
+                    "anthropic": {"type": "apiKey", "in": "header", "name": ANTHROPIC_KEY},
+                },
             },
             # without keys of its own the gateway takes any, or none
-            "security": [{"key": []}, {}],
+            "security": [{"key": []}, {"anthropic": []}, {}],
         }
     )
 
@@ -193,7 +218,7 @@ def _operation(
         parameters += [
             {"name": name, "in": "header", "schema": schema} for name, schema in HEADERS.items()
         ]
-    failure = {JSON: {"schema": schemas[Envelope]}}
+    failure = {JSON: {"schema": schemas[operation.failure]}}
     made: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('.', '_')}",

@@ -6,7 +6,6 @@ import math
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from services.gateway.app import Gateway, Stored
 from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
+from services.gateway.http.certificate import certificate_of
 from services.gateway.http.connection import Connections, connection_class
 from services.gateway.telemetry.gen_ai import GenAi
 from shared import subjects
@@ -32,6 +32,7 @@ from shared.process import logs
 from shared.process.configuration import authority, without_secrets
 from shared.process.fleet_time import FleetTime
 from shared.process.reload import follow_files, rules_of
+from shared.process.upkeep import Upkeep
 from shared.rules import http_keys
 from shared.schemas import Digest, TimeTold
 from shared.telemetry.instruments import Registry
@@ -83,18 +84,6 @@ def within_open_files(cfg: GatewayConfig) -> GatewayConfig:
     return replace(cfg, connections_limit=connections, requests_limit=requests)
 
 
-def check_certificate(cfg: GatewayConfig) -> None:
-    """Raises ConfigError for a certificate or a key that cannot be used."""
-    if not cfg.tls_cert:
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            cfg.tls_cert, cfg.tls_key
-        )
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"gateway: {cfg.tls_cert}, {cfg.tls_key}: {error}") from error
-
-
 async def serve(
     cfg: GatewayConfig,
     listener: socket.socket,
@@ -109,7 +98,7 @@ async def serve(
     written, cfg = cfg, within_open_files(cfg)
     rules = rules_of(cfg)
     console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
-    check_certificate(cfg)
+    certificate = certificate_of(cfg)
     fleet, clocks = Fleet(clock, cfg.fresh_s), Clocks(clock)
 
     def on_digest(digest: Digest, _: Call) -> None:
@@ -169,6 +158,20 @@ async def serve(
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
         revoking = tasks.create_task(gateway.follow_keys(), name="gateway.keys")
         following = tasks.create_task(follow_files("gateway", written, rules), name="gateway.rules")
+        upkeep = Upkeep(
+            bus,
+            clock,
+            registry,
+            cfg.tls_ca,
+            (lambda: certificate.end_unix_s) if certificate else None,
+        )
+        watching = [tasks.create_task(upkeep.run(), name="gateway.upkeep")]
+        if certificate is not None:
+            http.load()
+            assert http.ssl is not None
+            watching.append(
+                tasks.create_task(certificate.follow(http.ssl), name="gateway.certificate")
+            )
         scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
         log.info(
@@ -185,6 +188,8 @@ async def serve(
         revoking.cancel()
         batches.cancel()
         timing.cancel()
+        for task in watching:
+            task.cancel()
         await serving
         await console.stop()
         await digests.stop()

@@ -36,6 +36,7 @@ from shared.schemas import Digest, Hint, OfferAccepted, OfferDeclined, PoolDiges
 from shared.store.leases import Leader, Lease
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
+from shared.store.usage import Usage
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
@@ -62,7 +63,8 @@ class Relegation:
         self.metrics = Registry()
         self._model = ""  # of the fleet, by its digests
         outcomes = Outcomes(self.metrics, lambda: self._model)
-        self._ending = Ending(bus, self._records, tracing, outcomes)
+        self._usage = Usage(bus.usage, self.name)
+        self._ending = Ending(bus, self._records, tracing, outcomes, self._usage)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         self._backlog = Backlog(self.metrics)
         lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
@@ -90,16 +92,19 @@ class Relegation:
             chores.listen(await be_present(self._bus, self.name))
             hold = chores.start(self._hold(), name="relegation.hold")
             telling = chores.start(self._tell(), name="relegation.tell")
+            summing = chores.start(self._usage.run(), name="relegation.usage")
             log.info("relegation.ready", instance=self.name)
             await stop.wait()
             hold.cancel()
             telling.cancel()
+            summing.cancel()
             await digests.stop()  # nothing more is handed out
             self._inbox.drain()
             if self._driver is not None:
                 await asyncio.wait((self._driver,), timeout=self._cfg.drain_s)
                 self._driver.cancel()
             await self._leader.resign()
+        await self._usage.store()
 
     async def _hold(self) -> None:
         """Wait for the lease; while holding it, list the records every `list_s`."""

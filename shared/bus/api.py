@@ -103,7 +103,9 @@ class KeyValue(Protocol):
         """The keys of the whole bucket, without their values; also keys deleted a moment ago."""
 
     async def scan(self, prefix: str, since: int = 1) -> Sequence[tuple[str, Entry]]:
-        """Keys that begin with `prefix` (whole tokens and a dot), written at `since` or later."""
+        """Keys that begin with `prefix` (whole tokens and a dot; at a server `*` stands for any
+        token), written at `since` or later.
+        """
 
 
 class Log(Protocol):
@@ -131,6 +133,10 @@ class Bus(Protocol):
     bodies: KeyValue
     leases: KeyValue
     """The bucket in which every value vanishes LEASE_TTL_S after its last write."""
+    usage: KeyValue
+    """What each tenant used, by day."""
+    history: KeyValue
+    """What became of ended requests (shared/store/history.py)."""
     acks: Log
 
     async def publish(

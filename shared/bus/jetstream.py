@@ -10,6 +10,7 @@ import datetime as dt
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
@@ -44,6 +45,11 @@ class ApiError(msgspec.Struct, frozen=True):
 
 class State(msgspec.Struct, frozen=True):
     subjects: dict[str, int] = {}
+    bytes: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    max_bytes: int = 0
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -52,11 +58,19 @@ class Ack(msgspec.Struct, frozen=True):
     seq: int = 0
     error: ApiError | None = None
     state: State = State()
+    config: Settings = Settings()
     total: int = 0  # number of subjects, of which `state` may have only a page
     ts: dt.datetime | None = None  # when it was answered, by the leader's clock
 
 
 _acks = msgspec.json.Decoder(Ack)
+
+
+class StreamSize(NamedTuple):
+    """The size of a stream, beside the most that it holds."""
+
+    size_bytes: int
+    limit_bytes: int
 
 
 class Stream:
@@ -118,6 +132,10 @@ class Stream:
             found += answer.state.subjects
             if not answer.state.subjects or len(found) >= answer.total:
                 return found
+
+    async def size(self) -> StreamSize:
+        answer = await self._call(f"$JS.API.STREAM.INFO.{self._name}", b"", None)
+        return StreamSize(answer.state.bytes, answer.config.max_bytes)
 
     async def leader_unix_s(self) -> float:
         """The wall clock of the server that leads the stream."""

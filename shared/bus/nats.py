@@ -23,7 +23,7 @@ from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Gate, Handler, KeyValue, Log, Subscription
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
-from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog
+from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog, StreamSize
 from shared.bus.nats_client import OrderedClient, trusting
 from shared.bus.objects import Objects
 from shared.bus.subscriptions import Intake, register
@@ -93,6 +93,8 @@ class NatsBus:
         self.bodies: KeyValue = self._bucket(subjects.BODIES_BUCKET)
         self._lease_stream = self._stream(f"KV_{subjects.LEASES_BUCKET}")
         self.leases: KeyValue = StreamLeases(self._lease_stream, subjects.LEASES_BUCKET)
+        self.usage: KeyValue = self._bucket(subjects.USAGE_BUCKET)
+        self.history: KeyValue = self._bucket(subjects.HISTORY_BUCKET)
         self.acks: Log = StreamLog(self._log_of)
         # only for gateways
         self.batches = self._bucket(subjects.BATCHES_BUCKET)
@@ -190,6 +192,17 @@ class NatsBus:
 
     async def server_unix_s(self) -> float:
         return await self._lease_stream.leader_unix_s()
+
+    async def stream_sizes(self) -> Mapping[str, StreamSize]:
+        """The size of each stream that the user may ask about, by name. Raises BusError."""
+        names = [str(config.name) for config in provision.streams_of(self._user)]
+        return {name: await self._stream(name).size() for name in names}
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        """Host and port of the server to which the bus is connected; None: to none now."""
+        url = self._client.connected_url
+        return None if url is None else (url.hostname or "", url.port or 0)
 
     async def open(
         self, url: str, name: str, connect_s: float, creds: str = "", tls_ca: str = ""

@@ -30,6 +30,7 @@ PURGE = "$JS.API.STREAM.PURGE"
 REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
 BODIES = f"KV_{subjects.BODIES_BUCKET}"
 BATCHES, FILES = f"KV_{subjects.BATCHES_BUCKET}", f"OBJ_{subjects.FILES_BUCKET}"
+USAGE, HISTORY = f"KV_{subjects.USAGE_BUCKET}", f"KV_{subjects.HISTORY_BUCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ TABLE = (
     Row("questions for output", f"{ROOT}.attach.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("questions for reasons", f"{ROOT}.explain.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("those of the operator", subjects.EXPLAIN_ALL, (), (ADMISSION,)),
+    Row("questions for history", f"{ROOT}.history.{{tenant}}", (TENANT,), (ADMISSION,)),
+    Row("those of the operator", subjects.HISTORY_ALL, (), (ADMISSION,)),
     Row("questions for tokens", f"{ROOT}.tokens.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("cancels", f"{ROOT}.cancel.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION, WORKER)),
     Row(
@@ -105,6 +108,8 @@ TABLE = (
     # the store
     Row("records, outputs", f"$KV.{subjects.REQUESTS_BUCKET}.>", (ADMISSION, RELEGATION)),
     Row("bodies", f"$KV.{subjects.BODIES_BUCKET}.>", (ADMISSION, RELEGATION)),
+    Row("usage", f"$KV.{subjects.USAGE_BUCKET}.>", (ADMISSION, RELEGATION)),
+    Row("history", f"$KV.{subjects.HISTORY_BUCKET}.>", (ADMISSION, RELEGATION)),
     Row("leases of admissions", f"$KV.{subjects.LEASES_BUCKET}.admission.*", (ADMISSION,)),
     Row("leases of replicas", f"$KV.{subjects.LEASES_BUCKET}.planner.*", (PLANNER,)),
     Row("lease of relegation", f"$KV.{subjects.LEASES_BUCKET}.relegation", (RELEGATION,)),
@@ -114,6 +119,8 @@ TABLE = (
     Row("log of a replica", f"{ROOT}.acks.{{replica}}", (ADMISSION, WORKER)),
     Row("read a record", f"{DIRECT}.{REQUESTS}.>", (ADMISSION, RELEGATION, WORKER)),
     Row("read a body", f"{DIRECT}.{BODIES}.>", (ADMISSION, WORKER)),
+    Row("read a sum", f"{DIRECT}.{USAGE}.>", (ADMISSION, RELEGATION)),
+    Row("list history", f"{DIRECT}.{HISTORY}", (ADMISSION,)),
     Row("list records", f"{DIRECT}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
     Row(
         "read the lease of an admission",
@@ -149,6 +156,8 @@ TABLE = (
     Row("trim a log", f"{PURGE}.{{log}}", (WORKER,)),
     Row("is the bucket there?", f"{INFO}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
     Row("is the bucket there?", f"{INFO}.{BODIES}", (ADMISSION, RELEGATION, WORKER)),
+    Row("is the bucket there?", f"{INFO}.{USAGE}", (ADMISSION, RELEGATION)),
+    Row("is the bucket there?", f"{INFO}.{HISTORY}", (ADMISSION, RELEGATION)),
     Row("is the bucket there?", f"{INFO}.{LEASES}", (*SERVICES, GATEWAY)),
     Row("is the bucket there?", f"{INFO}.{BATCHES}", (GATEWAY,)),
     Row("is the bucket there?", f"{INFO}.{FILES}", (GATEWAY,)),

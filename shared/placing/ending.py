@@ -7,11 +7,13 @@ import structlog
 
 from shared import subjects
 from shared.bus.api import Bus
-from shared.errors import BusError
+from shared.errors import BusError, PeerError
 from shared.placing.outcomes import Outcomes
 from shared.process.logs import traced
 from shared.schemas import End, Ended, Record
+from shared.store import history
 from shared.store.records import Records, Stored
+from shared.store.usage import Usage
 from shared.telemetry.request_spans import record_request
 from shared.telemetry.telemetry import Tracing
 from shared.vocabulary import RequestKey
@@ -28,11 +30,12 @@ class Ending:
         records: Records,
         tracing: Tracing,
         outcomes: Outcomes,
+        usage: Usage,
         on_end: Callable[[Record], None] | None = None,
     ) -> None:
         """`on_end`: called with each record that this process ended, before its client is told."""
         self._bus, self._records, self._tracing, self._outcomes = bus, records, tracing, outcomes
-        self._on_end = on_end
+        self._usage, self._on_end = usage, on_end
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
         """Apply `step`, which may end the request. Returns what was written, or None."""
@@ -63,6 +66,7 @@ class Ending:
         with suppress(BusError):
             await self._bus.publish(subjects.ENDED, _ended(record))
         self._outcomes.ended(record)
+        self._usage.add(record.key, verdict)
         record_request(self._tracing, record)
         log.info(
             "request.finished",
@@ -81,6 +85,8 @@ class Ending:
             missed=verdict.missed.value or None,
             cause=None if verdict.first_missed is None else verdict.first_missed.cause.value,
         )
+        with suppress(BusError, PeerError):  # nobody waits for it
+            await self._bus.publish(history.subject_of(record), history.kept(record))
         await self._records.forget_body(record.body_key)
 
 

@@ -5,10 +5,12 @@ serve it, or if its tenant was over its own limit. Each offered request has eith
 is one violation.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shared.core.record.verdict import GOOD_ENDS
+from shared.rules.tiers import Tier
 from shared.schemas import Record
+from shared.store.usage import tokens_used
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Family, Histogram, Registry
 from shared.telemetry.telemetry import TraceParent
@@ -38,7 +40,7 @@ class Outcomes:
         self,
         metrics: Registry,
         model: Callable[[], str],
-        tiers: Callable[[], Collection[str]] = tuple,
+        tiers: Callable[[], Mapping[str, Tier]] = dict,
     ) -> None:
         self._model, self._tiers = model, tiers
         made, tier = metrics, ("tier",)
@@ -78,6 +80,24 @@ class Outcomes:
             ("tenant",),
             {"tenant": TENANT_LIMIT},
         )
+        self._prompt_tokens = made.counter(
+            names.TENANT_PROMPT_TOKENS,
+            "Tokens of prompts of ended requests that have any output.",
+            ("tenant",),
+            {"tenant": TENANT_LIMIT},
+        )
+        self._output_tokens = made.counter(
+            names.TENANT_OUTPUT_TOKENS,
+            "Output tokens of ended requests.",
+            ("tenant",),
+            {"tenant": TENANT_LIMIT},
+        )
+        self._objectives = made.gauge(
+            names.TIER_OBJECTIVE,
+            "The share of the offered requests of a tier that is to meet its SLO.",
+            tier,
+        )
+        made.before_scrape(self._show_objectives)
         self._good = made.counter(names.GOODPUT_REQUESTS, "Requests that met their SLO.", tier)
         self._good_tokens = made.counter(
             names.GOODPUT_TOKENS, "Output tokens of requests that met their SLO.", tier
@@ -121,6 +141,10 @@ class Outcomes:
                 self._violations.labels(name, kind)
             self._refusals.labels(name, NO_ROOM)
 
+    def _show_objectives(self) -> None:
+        for name, tier in self._tiers().items():
+            self._objectives.labels(name).set(tier.objective)
+
     def refused(self, tenant: str, tier: str, code: str) -> None:
         """A request was refused before it was stored. Tenant and tier are the client's words."""
         tier = tier if tier in self._tiers() else OTHER
@@ -140,6 +164,9 @@ class Outcomes:
         told = MET if verdict.slo_met else "missed" if finished else verdict.finish_reason.value
         self._requests.labels(tier, told).add()
         self._tenants.labels(tenant, told).add()
+        prompt_tokens, output_tokens = tokens_used(verdict)
+        self._prompt_tokens.labels(tenant).add(prompt_tokens)
+        self._output_tokens.labels(tenant).add(output_tokens)
         if verdict.slo_met:
             self._offered.labels(tier).add()
             self._good.labels(tier).add()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import ConfigError
-from shared.policy import qoserve, sarathi, vllm
+from shared.policy import foreign, qoserve, sarathi, vllm
 from shared.policy.adaserve import policy as adaserve
 from shared.policy.ascendra import policy as ascendra
 from shared.policy.seam import Policy
@@ -65,9 +65,20 @@ def router(name: str, settings: Mapping[str, str] | None = None) -> Router:
 
 
 def _entry(name: str) -> Entry:
-    if name not in POLICIES:
-        raise ConfigError(f"no policy is called {name!r}; there are: {', '.join(names())}")
-    return POLICIES[name]
+    if name in POLICIES:
+        return POLICIES[name]
+    if (policy := foreign.load(name)) is None:
+        raise ConfigError(
+            f"no policy is called {name!r}; there are: {', '.join(names())}, and yours as "
+            "FILE.py:CLASS"
+        )
+    router = getattr(policy, "routing", _attainable)
+    return Entry(foreign.settings_of(policy), policy, router)
+
+
+def _attainable(settings: msgspec.Struct) -> Router:
+    """The routing that the settings name, if they do."""
+    return named(getattr(settings, "router", "attainable"))
 
 
 def _settings(name: str, settings: Mapping[str, str] | None) -> msgspec.Struct:

@@ -26,6 +26,7 @@ from shared.process import logs
 from shared.process.configuration import load, load_watched, without_secrets
 from shared.process.fleet_time import FleetTime
 from shared.process.scrape import scraped
+from shared.process.upkeep import Upkeep
 from shared.telemetry import tracing
 from shared.telemetry.about import about
 from shared.telemetry.instruments import Registry
@@ -125,7 +126,8 @@ async def _main(section: str, kind: type[C], body: Body[C], checks: Sequence[Che
             time = FleetTime(bus, clock, section, instance, timing)
             await time.begin()
             process = Process(cfg, bus, clock, stop, traces, rng, registries.append)
-            keeping = asyncio.ensure_future(time.keep())
+            upkeep = Upkeep(bus, clock, timing, server.tls_ca)
+            keeping = asyncio.gather(time.keep(), upkeep.run())
             task = asyncio.ensure_future(body(process))
             await asyncio.wait((task, keeping, bus.failed), return_when=asyncio.FIRST_COMPLETED)
             keeping.cancel()

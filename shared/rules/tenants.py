@@ -31,6 +31,8 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most importance that a request may have; absent: any, beside other tenants its tier's."""
     slo: Slo = Slo()
     """The tightest bounds that a request may ask for. A bound that is absent may be any."""
+    lenient: bool | None = None
+    """Leaves out fields that are not served; absent: as the gateway's."""
     keys: list[KeyHash] = []
     """SHA-256 of its HTTP keys, as `slackline key` prints them. With any, HTTP needs a key."""
 

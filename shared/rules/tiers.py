@@ -35,6 +35,8 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tier of the last round of a session in this tier; absent: this tier, too."""
     wait_s: Annotated[float, Meta(gt=0)] | None = None
     """The longest that a best-effort request waits for its first token; absent: till it expires."""
+    objective: Annotated[float, Meta(gt=0, lt=1)] = 0.99
+    """The share of its offered requests that is to meet the SLO, for alerts."""
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -263,7 +263,7 @@ def _feed(
         if n and slot in at_slot and at_slot[slot].cached_tokens is None:
             at_slot[slot].cached_tokens = found
     if ack.plan_seq:
-        _account(ack, firsts, accounting)
+        account(ack, firsts, accounting)
     for slot, why in ack.ended:
         if slot in at_slot:
             story = at_slot.pop(slot)
@@ -273,7 +273,7 @@ def _feed(
                 story.timeline = story.timeline.left(accounting.replica, why, until_unix_s)
 
 
-def _account(ack: PlanAck, firsts: Sequence[int], accounting: TimeAccounting) -> None:
+def account(ack: PlanAck, firsts: Sequence[int], accounting: TimeAccounting) -> None:
     """Feed the accounting as the worker fed its own. `firsts`: slots with their first token."""
     orders = (
         (Happened.PREEMPTED, ack.preempted),

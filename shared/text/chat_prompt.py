@@ -13,6 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ConfigError, PeerError
 
+# in place of an image, a sound or a file
+ONLY_TEXT = "only text is read; for anything else use a server with a multimodal model"
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 Messages = Sequence[Mapping[str, Any]]
@@ -148,9 +150,7 @@ def _text(content: object, param: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-            raise PeerError(
-                f"{param} may hold text parts only: this model reads nothing else", param=param
-            )
+            raise PeerError(f"{param} has a part that is no text: {ONLY_TEXT}", param=param)
         texts.append(part[kind])
     return "".join(texts)
 

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from shared.errors import ConfigError, PeerError
 from shared.text import chat_prompt as chat
 from shared.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from shared.text.thinking import ENDS_OF_THINKING, begin_of
 from shared.text.tool_format import ToolFormat, of_template
 
 BUILTIN_SPECIALS = {
@@ -23,8 +24,6 @@ BUILTIN_SPECIALS = {
     "<|im_end|>": 260,
 }
 SPECIAL_MARK = "<|"  # every special token above begins with it
-# the tokens that end thinking: of most models, and of Magistral
-ENDS_OF_THINKING = ("</think>", "[/THINK]")
 # the UTF-8 length of a text over that of its composed form (NFC), at most: Hangul, iota with marks
 COMPOSED = 3
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
@@ -62,10 +61,10 @@ class Tokenizer:
         added = {
             token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()
         }
-        # None: the model has no such token
-        self.end_of_thinking = next(
-            (added[name] for name in ENDS_OF_THINKING if name in added), None
-        )
+        # the name of the token that ends thinking; empty: the model has none
+        self.thinking_end = next((name for name in ENDS_OF_THINKING if name in added), "")
+        self.end_of_thinking = added.get(self.thinking_end)
+        self.begin_of_thinking = added.get(begin_of(self.thinking_end))
         self._specials = {
             token_id: added.content.encode()
             for token_id, added in inner.get_added_tokens_decoder().items()
@@ -133,6 +132,10 @@ class Tokenizer:
                 f"chat_template_kwargs cannot set {', '.join(taken)}", param="chat_template_kwargs"
             )
         return chat.rendered(self._render, chat.checked(messages), tools, wanted)
+
+    def shows(self, token: int, *, specials: bool) -> bool:
+        """Tells whether the text of an output has the name of this added token."""
+        return specials or token not in self._specials
 
     def piece(self, token: int) -> bytes:
         """The token's bytes: a special token's name, nothing for an unknown id."""

@@ -71,9 +71,9 @@ async def test_an_example_prints_the_answer(fleet: Fleet, tmp_path: Path, number
 
 def test_the_page_has_an_example_for_each_client() -> None:
     assert [kind for kind, _ in EXAMPLES] == [
-        "sh", "python", "python", "python", "python", "python", "node", "go",
+        "sh", "python", "python", "python", "python", "python", "python", "node", "go",
     ]  # fmt: skip
-    for package in ("openai", "langchain_openai", "litellm", "nats"):
+    for package in ("openai", "anthropic", "langchain_openai", "litellm", "nats"):
         assert any(f"import {package}" in text or f"from {package}" in text for _, text in EXAMPLES)
 
 

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 import yaml
 
-from tests.infra.prometheus import SHIPPED, find
+from tests.infra.prometheus import ROOT, SHIPPED, find
+from tests.test_docs import slugs
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,13 @@ def test_every_alert_is_seen_firing_and_silent_by_a_test_of_the_rules() -> None:
         for one in case["alert_rule_test"]
     ]
     assert set(tested) == {(alert, fires) for alert in alerts for fires in (True, False)}
+
+
+def test_every_alert_leads_to_a_paragraph_that_names_it() -> None:
+    groups = yaml.safe_load((SHIPPED / "rules.yml").read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) >= 15
+    for alert in alerts:
+        path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+        assert anchor in slugs(ROOT / path), alert["alert"]
+        assert f"`{alert['alert']}`" in (ROOT / path).read_text()

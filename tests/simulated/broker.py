@@ -80,6 +80,8 @@ class Broker:
         self.clock = VirtualClock(self.loop)
         self.requests = BucketState(subjects.REQUESTS_BUCKET)
         self.bodies = BucketState(subjects.BODIES_BUCKET)
+        self.usage = BucketState(subjects.USAGE_BUCKET)
+        self.history = BucketState(subjects.HISTORY_BUCKET)
         self.leases = BucketState(subjects.LEASES_BUCKET, LEASE_TTL_S)
         self.acks = LogState("acks")
         # the instant, who, what as a format, and what it shows

@@ -117,6 +117,8 @@ class SimBus:
         self._context = link.context()  # for answers
         self.requests: KeyValue = SimKeyValue(self, self._broker.requests)
         self.bodies: KeyValue = SimKeyValue(self, self._broker.bodies)
+        self.usage: KeyValue = SimKeyValue(self, self._broker.usage)
+        self.history: KeyValue = SimKeyValue(self, self._broker.history)
         self.leases: KeyValue = SimKeyValue(self, self._broker.leases)
         self.acks: Log = SimLog(self, self._broker.acks)
 

@@ -31,7 +31,8 @@ def add_policy_arguments(parser: argparse.ArgumentParser, default: str = registr
     add_options(
         parser,
         f"""
-        --policy P {given}: scheduling policy: {names} (default: {registry.DEFAULT})
+        --policy P {given}: scheduling policy: {names}, or yours as FILE.py:CLASS (default:
+            {registry.DEFAULT})
         --set KEY=VALUE (repeated): a setting of the policy; may be repeated
         """,
     )

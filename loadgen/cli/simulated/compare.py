@@ -5,8 +5,11 @@ It also puts reports of `slackline load --out` side by side.
 
 import argparse
 import math
+import re
 import shlex
 import sys
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,12 @@ from loadgen.tables import errors, output, print_json, print_table
 from loadgen.trials.comparison import Comparison, Offered, compare, parse_policies
 from loadgen.trials.comparison_table import comparison_table
 from loadgen.trials.figures_table import circumstances
+from loadgen.trials.interval import interval
 from loadgen.trials.parallel import check_jobs
 from loadgen.writing import make_folder
 from shared.errors import ConfigError
+
+MOST_SEEDS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             settings, such as edf,fcfs:chunk_tokens=512; a + joins settings, as in
             qoserve:alpha_high_s=0.004+safety=1.1
         --rates R,R,...: compare at each of these rates, instead of --rate
+        --seeds K..L: compare with each of these seeds, instead of --seed; each figure is then their
+            mean, with its 95 %% interval
         --json: print JSON instead of a table
         """,
     )
@@ -91,12 +99,14 @@ def _reports(args: argparse.Namespace) -> int:
 def _policies(args: argparse.Namespace) -> int:
     jobs = check_jobs(args.jobs)
     policies = parse_policies(args.policies)
-    rates = parse_rates(args)
+    rates, seeds = parse_rates(args), parse_seeds(args)
+    if len(seeds) > 1 and (args.plots is not None or args.html is not None):
+        raise ConfigError("--plots and --html show one seed: leave --seeds out")
     demand = read_demand(args)
     make_folder("--plots", args.plots)
     err = errors()
     offered, notes = [], dict.fromkeys(demand.notes)
-    for rate_rps in rates:
+    for rate_rps, args.seed in product(rates, seeds):
         trials = [
             make_trial(args, demand, policy, settings, rate_rps) for policy, settings in policies
         ]
@@ -117,7 +127,9 @@ def _policies(args: argparse.Namespace) -> int:
         latencies=args.plots is not None or args.html is not None,
         show=lambda line: None if args.json else err.print(line),
     )
-    comparisons = [one.comparison for one in rounds]
+    every = [one.comparison for one in rounds]
+    comparisons = every[:: len(seeds)]  # of the first seed
+    by_seed = [every[n : n + len(seeds)] for n in range(0, len(every), len(seeds))]
     if args.plots is not None:
         # imported here: it takes half a second, and most comparisons make no plots
         from loadgen.trials.course_plots import write_plots
@@ -125,23 +137,34 @@ def _policies(args: argparse.Namespace) -> int:
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}")
     if args.html is not None:
-        shown = comparison_table(comparisons, demand.tiers)
+        shown = comparison_table(by_seed, demand.tiers)
         command = shlex.join(["slackline", *sys.argv[1:]])
         write_rounds(rounds, demand.tiers, shown, command, args.html)
         err.print(f"wrote {args.html}", soft_wrap=True)
     if args.json:
-        print_json(_json_report(args, demand, comparisons))
+        print_json(_json_report(args, demand, by_seed, seeds))
         return 0
     out = output(140)
-    out.print(
-        circumstances(
-            comparisons[0].policies[0], None if len(comparisons) > 1 else comparisons[0].rate_rps
-        ),
-        markup=False,
-        soft_wrap=True,
-    )
-    print_table(out, comparison_table(comparisons, demand.tiers))
+    first = comparisons[0]
+    title = circumstances(first.policies[0], None if len(rates) > 1 else first.rate_rps)
+    if len(seeds) > 1:
+        title = title.replace(f"seed {seeds[0]};", f"seeds {args.seeds} (means, 95 % intervals);")
+    out.print(title, markup=False, soft_wrap=True)
+    print_table(out, comparison_table(by_seed, demand.tiers))
     return 0
+
+
+def parse_seeds(args: argparse.Namespace) -> Sequence[int]:
+    """The seeds, ascending. Raises ConfigError."""
+    if args.seeds is None:
+        return [args.seed]
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", args.seeds)
+    if found is None or not int(found[1]) < int(found[2]) <= int(found[1]) + MOST_SEEDS:
+        raise ConfigError(
+            f"--seeds `{args.seeds}`: expected the first and the last, such as 1..5, at most "
+            f"{MOST_SEEDS} apart"
+        )
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 def parse_rates(args: argparse.Namespace) -> list[float | None]:
@@ -162,12 +185,12 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
 
 
 def _json_report(
-    args: argparse.Namespace, demand: Demand, comparisons: list[Comparison]
+    args: argparse.Namespace, demand: Demand, by_seed: list[list[Comparison]], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """The output of `--json`: the setup of all runs, then the results, by --rates."""
+    """The output of `--json`: the setup of all runs, then the results, by --rates and --seeds."""
     setup = {
         "command": "compare",
-        "seed": args.seed,
+        "seed": seeds[0],
         "definition": judged_tiers(args, demand).definition,
         "profile": args.profile,
         "replicas": args.replicas,
@@ -176,7 +199,21 @@ def _json_report(
         "tiers": demand.tiers.name,
         "duration_s": args.duration,
     }
+    if len(seeds) == 1:
+        results = [structs.asdict(comparison) for [comparison] in by_seed]
+    else:
+        setup["seeds"] = list(seeds)
+        results = [
+            {
+                "rate_rps": runs[0].rate_rps,
+                "violated_fraction": [
+                    structs.asdict(interval([run.policies[n].violated_fraction for run in runs]))
+                    for n in range(len(runs[0].policies))
+                ],
+                "runs": runs,
+            }
+            for runs in by_seed
+        ]
     if args.rates is not None:
-        return {**setup, "rates": comparisons}
-    [comparison] = comparisons
-    return {**setup, **structs.asdict(comparison)}
+        return {**setup, "rates": results}
+    return setup | results[0]

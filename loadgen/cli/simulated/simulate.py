@@ -3,18 +3,33 @@
 import argparse
 import time
 
+from loadgen.cli.explain import show
+from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Plan
 from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.report import zero_gap_note
+from loadgen.simulator.simulation import SimulationResult
 from loadgen.tables import errors, output, print_json, print_line, print_table
 from loadgen.trials.figures import Figures, figures_of
 from loadgen.trials.figures_table import circumstances, figures_table, named
 from loadgen.trials.remaining import left
+from loadgen.trials.request_lines import request_lines
+from loadgen.writing import write
+from shared.core.record.explanation import explanation
+from shared.errors import ConfigError
 from shared.perf.draft import DraftCost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
+    add_options(
+        parser,
+        """
+        --requests FILE: write a line for each request to FILE, as CSV: when it was due, when it
+            came, whether it was relegated, why it was late
+        --explain N (int): say of request N of that file where its time went
+        """,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,8 +40,13 @@ def run(args: argparse.Namespace) -> int:
         result = trial.serve(
             plan.requests,
             check_every=args.check,
+            accounts=args.requests is not None or args.explain is not None,
             progress=lambda now_s, ended: status.update(_progress(plan, now_s, ended, began_s)),
         )
+    if args.requests is not None:
+        write(args.requests, request_lines(plan.requests, result), "--requests")
+    if args.explain is not None:
+        return _explain(result, args)
     figures = figures_of(trial, plan.requests, result)
     if args.json:
         print_json(figures)
@@ -40,6 +60,21 @@ def run(args: argparse.Namespace) -> int:
     if note := zero_gap_note(group.tbt_s.p50 for each in groups for group in each.values()):
         print_line(out, note)
     print_line(out, _summary(figures))
+    return 0
+
+
+def _explain(result: SimulationResult, args: argparse.Namespace) -> int:
+    """Raises ConfigError for a request that is not there, or has not ended."""
+    if not 0 <= args.explain < len(result.records):
+        raise ConfigError(f"--explain: the requests are 0 to {len(result.records) - 1}")
+    if (record := result.records[args.explain]) is None or record.verdict is None:
+        raise ConfigError(f"--explain: request {args.explain} has not ended")
+    ended_unix_s = record.verdict.ended_unix_s
+    found = explanation(record, record.resume, ended_unix_s, trace_id="", whole=True)
+    if args.json:
+        print_json(found)
+    else:
+        show(found, output())
     return 0
 
 

@@ -352,6 +352,7 @@ class Arrivals:
             arrived_unix_s=record.arrived_unix_s,
             prompt_tokens=record.prompt_tokens,
             tool_format=self._tool_format,
+            thinking=record.thinking,
             attached=attached,
             tier=record.tier,
         )

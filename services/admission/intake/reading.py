@@ -24,8 +24,9 @@ from shared.errors import ConfigError, PeerError
 from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
 from shared.rules.rules import Rules
 from shared.rules.tiers import TierSet
-from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
+from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling, Thinking
 from shared.structured import JsonSchema
+from shared.text import thinking
 from shared.text.tokenizer import Tokenizer, TooManyTokens
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
@@ -138,6 +139,21 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
         if worker is None or error.tokens < worker.context_tokens:
             raise
         raise _over_context(request, error.tokens, worker) from None
+
+
+def thinking_of(request: GenerateRequest, prompt: Prompt, tokenizer: Tokenizer) -> Thinking | None:
+    """The marks of thinking in the answer to a chat. None: it has none that its text shows. An
+    answer that is held to a format does not think.
+    """
+    sampling, end = request.sampling, tokenizer.end_of_thinking
+    if request.messages is None or sampling.structured is not None:
+        return None
+    if end is None or thinking.ended(prompt, end):
+        return None
+    if not tokenizer.shows(end, specials=not sampling.skip_special_tokens):
+        return None
+    begun = tokenizer.begin_of_thinking in prompt[-thinking.TEMPLATE_END_TOKENS :]
+    return Thinking(end=tokenizer.thinking_end, begun=begun)
 
 
 def _over_context(
@@ -300,6 +316,7 @@ class Intake:
             asked=digest,
             weight=tenant.weight,
             begin_by_unix_s=math.inf if named.wait_s is None else arrived_unix_s + named.wait_s,
+            thinking=thinking_of(request, prompt, self._tokenizer),
         )
         sampling = replace(
             request.sampling,

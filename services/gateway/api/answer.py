@@ -74,7 +74,9 @@ class Answer:
         self._events = Merge(handles)
         received = [handle.received for handle in handles]
         self._writers = [
-            ask.api_format.writer(index, ask.request_id, one.tool_format if one else "")
+            ask.api_format.writer(
+                index, ask.request_id, one.tool_format if one else "", one.thinking if one else None
+            )
             for index, one in enumerate(received)
         ]
         self._send_message = send
@@ -119,6 +121,10 @@ class Answer:
             if thinking
             else UNSET,
         )
+
+    @property
+    def ended_unix_s(self) -> int:
+        return int(max((verdict.ended_unix_s for verdict in self.verdicts.values()), default=0))
 
     @property
     def told_verdicts(self) -> Sequence[ChoiceVerdict] | UnsetType:
@@ -248,7 +254,7 @@ class Answer:
 
     async def _refuse(self, problem: Problem) -> None:
         await self._start(problem.status, {"content-type": "application/json", **problem.headers()})
-        await self._send(problem.body(), more=False)
+        await self._send(self._frame.refusal(problem), more=False)
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.http.envelope import Problem
 from services.gateway.http.json_bytes import encode
-from shared.schemas import Delta, FirstMissed, TokenLogprob, Verdict
+from shared.schemas import Delta, FirstMissed, Thinking, TokenLogprob, Verdict
 from shared.vocabulary import Missed
 
 DONE = b"data: [DONE]\n\n"
@@ -123,6 +123,10 @@ class SoFar(Protocol):
     def usage(self) -> Usage: ...
 
     @property
+    def ended_unix_s(self) -> int:
+        """The second in which the newest verdict came."""
+
+    @property
     def told_verdicts(self) -> Sequence[ChoiceVerdict] | UnsetType:
         """One for each choice; unset if the client asked for none, or a choice has not ended."""
 
@@ -131,6 +135,9 @@ class Frame(Protocol):
     """Writes one answer around its choices: as one JSON body, or as a stream."""
 
     def whole(self, choices: Sequence[Struct], so_far: SoFar) -> bytes: ...
+
+    def refusal(self, problem: Problem) -> bytes:
+        """The body in place of an answer that fails before it begins."""
 
     def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         """The part of a stream for these new parts of choices."""
@@ -151,8 +158,12 @@ class ApiFormat(Protocol):
 
     def frame(self, head: Head) -> Frame: ...
 
-    def writer(self, index: int, request_id: str, tool_format: str) -> ChoiceWriter:
-        """`request_id`: of the whole answer. `tool_format`: how its model writes calls of tools."""
+    def writer(
+        self, index: int, request_id: str, tool_format: str, thinking: Thinking | None
+    ) -> ChoiceWriter:
+        """`request_id`: of the whole answer. `tool_format`: how its model writes calls of tools.
+        `thinking`: the marks of it in the choice's text.
+        """
 
 
 class ReplyFrame:
@@ -165,6 +176,9 @@ class ReplyFrame:
 
     def whole(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         return encode(self._reply(self._whole_object, choices, so_far, so_far.usage))
+
+    def refusal(self, problem: Problem) -> bytes:
+        return problem.body()
 
     def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         usage: Usage | UnsetType | None = None if self._head.include_usage else UNSET

@@ -5,7 +5,7 @@ is accepted only with its neutral value; admission refuses needs that no replica
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -117,19 +117,56 @@ class AskBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 UNKNOWN_FIELD = "unknown_parameter"  # the code of a field of the body that is not known
+UNSUPPORTED = "unsupported_parameter"  # the code of a value that is known and not served
+# Unknown fields that are refused always: they hold an answer to a form, or are a part of the
+# question, so an answer without them would be one to something else.
+BINDING = frozenset(
+    {
+        "add_generation_prompt", "allowed_token_ids", "bad_words", "chat_template",
+        "continue_final_message", "documents", "guided_choice", "guided_grammar", "guided_json",
+        "guided_regex", "prompt_embeds", "structural_tag",
+    }
+)  # fmt: skip
 PLACE_IN_ERROR = re.compile(r".* - at (?:`key` in )?`\$\.?([^`]*)`$")
 FIELD_IN_ERROR = re.compile(r".*(?:missing required|unknown) field `([^`]+)`")
 Body = TypeVar("Body", bound=Struct)
 
 
-def without_unknown(raw: bytes, kind: type[Struct]) -> tuple[bytes, list[str]]:
-    """The body without the fields that this API lacks, and their names, such as `tools.strict`."""
+def read_leniently(
+    read_body: Callable[[bytes], Body],
+    raw: bytes,
+    kind: type[Struct],
+    ignorable: Mapping[str, tuple[Any, ...]],
+) -> tuple[Body, list[str]]:
+    """The body without the fields that this API does not serve, and their names, such as
+    `tools.strict`. `ignorable`: those that it knows, with the values that ask for nothing. Raises
+    PeerError.
+    """
+    try:
+        return read_body(raw), []
+    except PeerError as error:
+        if error.code not in (UNKNOWN_FIELD, UNSUPPORTED):
+            raise
+        served, names = _without_unserved(raw, kind, ignorable)
+        if not names:
+            raise
+    return read_body(served), names
+
+
+def _without_unserved(
+    raw: bytes, kind: type[Struct], ignorable: Mapping[str, tuple[Any, ...]]
+) -> tuple[bytes, list[str]]:
+    """The body without such fields, and their names; none of either where it is no JSON."""
     try:
         body = msgspec.json.decode(raw)
-    except UNDECODABLE:
-        return raw, []
-    ignored = dict.fromkeys(_unknown(body, _type_of(kind), ""))
-    return (msgspec.json.encode(body), list(ignored)) if ignored else (raw, [])
+    except UNDECODABLE:  # what is broken stands behind the field that was refused
+        return b"", []
+    names = dict.fromkeys(_unknown(body, _type_of(kind), ""))
+    for name in sorted(ignorable.keys() & body.keys()):
+        if body[name] not in ignorable[name]:
+            del body[name]
+            names[name] = None
+    return msgspec.json.encode(body), list(names)
 
 
 _type_of = cache(inspect.type_info)
@@ -150,7 +187,7 @@ def _unknown(value: Any, kind: inspect.Type, place: str) -> Iterator[str]:
         for name in list(value):
             if name in known:
                 yield from _unknown(value[name], known[name], f"{place}{name}.")
-            else:
+            elif place or name not in BINDING:
                 del value[name]
                 yield place + name
 
@@ -179,9 +216,7 @@ def read(
         if getattr(body, name) not in values:
             accepted = msgspec.json.encode(values[-1]).decode()
             raise PeerError(
-                f"{name} is not supported, except as {accepted}",
-                code="unsupported_parameter",
-                param=name,
+                f"{name} is not supported, except as {accepted}", code=UNSUPPORTED, param=name
             )
     return body
 

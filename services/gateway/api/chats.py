@@ -14,6 +14,7 @@ from services.gateway.api import asking
 from services.gateway.api.api_format import Frame, Head, Output, ReplyFrame
 from services.gateway.api.asking import Alternatives, AskBody, Prompt, ShortString
 from services.gateway.api.logprobs import ChatLogprobs, of_chat
+from services.gateway.api.thinking import ThinkingReader
 from services.gateway.api.tools import definitions as tools
 from services.gateway.api.tools.call_readers import (
     Arguments,
@@ -23,11 +24,12 @@ from services.gateway.api.tools.call_readers import (
     NamedReader,
     Piece,
     Said,
+    Thought,
     reader,
 )
 from services.gateway.api.tools.definitions import Calls, ToolChoice, Tools
 from shared.errors import PeerError
-from shared.schemas import Delta, TokenLogprob
+from shared.schemas import Delta, Thinking, TokenLogprob
 from shared.text.tool_format import ToolFormat
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
@@ -119,6 +121,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+# left out by a lenient reader
+IGNORABLE = {
+    name: _NEUTRAL[name]
+    for name in (
+        "moderation", "prediction", "prompt_cache_options", "store", "verbosity",
+        "web_search_options",
+    )
+}  # fmt: skip
+
+
 def read_body(raw: bytes) -> ChatBody:
     """Raises PeerError, naming the field where there is one."""
     body = asking.read(_BODY, raw, _NEUTRAL)
@@ -145,6 +157,7 @@ class Message(Struct, frozen=True, kw_only=True):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET  # its thinking, as vLLM and others have it
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -164,6 +177,7 @@ class MessageDelta(Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -182,13 +196,16 @@ _CLOSING = MessageDelta()
 
 
 class ChatChoiceWriter:
-    """Writes one choice of a chat. `calls` finds calls of tools in its text; None: all is text."""
+    """Writes one choice of a chat. `thinking` finds the thinking in its text, and `calls` the calls
+    of tools in the rest; None: there are none.
+    """
 
     def __init__(
         self,
         index: int,
         calls: CallReader | None,
         id_of_call: Callable[[int], str],
+        thinking: ThinkingReader | None = None,
         *,
         parallel: bool,
         named: bool,
@@ -199,6 +216,7 @@ class ChatChoiceWriter:
         self._index = index
         self._calls = calls
         self._id_of_call = id_of_call
+        self._thinking = thinking
         self._parallel = parallel
         self._named = named
         self._logprobs = logprobs
@@ -209,9 +227,11 @@ class ChatChoiceWriter:
         self._tokens: list[int] = []
 
     def whole(self, output: Output, finish_reason: str) -> ChatChoice:
-        texts, begun, arguments = list[str](), list[ToolCall](), list[list[str]]()
+        texts, thoughts = list[str](), list[str]()
+        begun, arguments = list[ToolCall](), list[list[str]]()
         for delta in self._deltas(self._pieces(output.text, over=True)):
             texts.append(delta.content or "")
+            thoughts.append(delta.reasoning_content or "")
             for part in delta.tool_calls or ():
                 if part.id is not UNSET:
                     begun.append(part)
@@ -224,7 +244,11 @@ class ChatChoiceWriter:
         ]
         return ChatChoice(
             index=self._index,
-            message=Message(content=content or (None if calls else ""), tool_calls=calls or UNSET),
+            message=Message(
+                content=content or (None if calls else ""),
+                reasoning_content="".join(thoughts) or UNSET,
+                tool_calls=calls or UNSET,
+            ),
             logprobs=of_chat(output.logprobs) if output.logprobs and self._logprobs else None,
             finish_reason=self._reason(finish_reason),
             token_ids=output.tokens if self._token_ids else UNSET,
@@ -246,9 +270,18 @@ class ChatChoiceWriter:
         return (*rest, ChatChunk(index=self._index, delta=_CLOSING, finish_reason=reason))
 
     def _pieces(self, text: str, *, over: bool = False) -> list[Piece]:
+        thought = ""
+        if self._thinking is not None:
+            thought, text = self._thinking.feed(text)
+            if over:
+                rest = self._thinking.finish()
+                thought, text = thought + rest[0], text + rest[1]
+        pieces: list[Piece] = [Thought(thought)] if thought else []
         if self._calls is None:
-            return [Said(text)] if text or self._owes_tokens else []
-        return [*self._calls.feed(text), *(self._calls.finish() if over else ())]
+            if text or (self._owes_tokens and not pieces):
+                pieces.append(Said(text))
+            return pieces
+        return [*pieces, *self._calls.feed(text), *(self._calls.finish() if over else ())]
 
     @property
     def _owes_tokens(self) -> bool:
@@ -261,6 +294,8 @@ class ChatChoiceWriter:
 
     def _delta(self, piece: Piece) -> MessageDelta | None:
         match piece:
+            case Thought(text):
+                return MessageDelta(reasoning_content=text)
             case Said(text):
                 return MessageDelta(content=text)
             case Called(number, name):
@@ -312,7 +347,9 @@ class ChatFormat:
     def frame(self, head: Head) -> Frame:
         return ReplyFrame(head, "chatcmpl", "chat.completion", "chat.completion.chunk")
 
-    def writer(self, index: int, request_id: str, tool_format: str) -> ChatChoiceWriter:
+    def writer(
+        self, index: int, request_id: str, tool_format: str, thinking: Thinking | None
+    ) -> ChatChoiceWriter:
         calls = self._calls
 
         def id_of_call(number: int) -> str:
@@ -324,6 +361,7 @@ class ChatFormat:
             index,
             None if calls is None else self._reader(calls, tool_format),
             id_of_call,
+            None if thinking is None else ThinkingReader(thinking),
             parallel=calls is None or calls.parallel,
             named=calls is not None and bool(calls.name),
             logprobs=self._logprobs,

@@ -11,7 +11,7 @@ from services.gateway.api.api_format import Frame, Head, Output, ReplyFrame
 from services.gateway.api.asking import Alternatives, AskBody, Prompt
 from services.gateway.api.logprobs import CompletionColumns, CompletionLogprobs
 from shared.errors import PeerError
-from shared.schemas import Delta, TokenId, TokenLogprob
+from shared.schemas import Delta, Thinking, TokenId, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 
@@ -64,6 +64,9 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 _BODY = msgspec.json.Decoder(CompletionBody)
 # fields that are not served, and the values that ask for nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": (None, "")}
+
+
+IGNORABLE: dict[str, tuple[Any, ...]] = {"best_of": (None, 1)}  # all `n` answers come
 
 
 def read_body(raw: bytes) -> CompletionBody:
@@ -151,6 +154,8 @@ class CompletionFormat:
     def frame(self, head: Head) -> Frame:
         return ReplyFrame(head, "cmpl", "text_completion", "text_completion")
 
-    def writer(self, index: int, request_id: str, tool_format: str) -> CompletionChoiceWriter:
+    def writer(
+        self, index: int, request_id: str, tool_format: str, thinking: Thinking | None
+    ) -> CompletionChoiceWriter:
         echo = self._echoes[index] if self._echoes else ""
         return CompletionChoiceWriter(index, echo, self._alternatives, token_ids=self._token_ids)

@@ -1,4 +1,6 @@
-"""POST /tokenize and /detokenize, as vLLM has them. Admission answers, with its own tokenizer."""
+"""POST /tokenize and /detokenize, as vLLM has them, and the count of Anthropic's messages.
+Admission answers, with its own tokenizer.
+"""
 
 from typing import Annotated, Any
 
@@ -8,6 +10,7 @@ from msgspec import Meta, Struct
 from services.gateway.api import asking
 from services.gateway.api.alive import Fleet
 from services.gateway.api.asking import ShortString
+from services.gateway.api.chats import ChatBody
 from services.gateway.api.tools.definitions import Tools
 from services.gateway.http import envelope
 from services.gateway.http.envelope import Rejected
@@ -42,6 +45,10 @@ class TokenizeReply(Struct, frozen=True, kw_only=True):
     token_strs: list[str] | None = None
 
 
+class CountReply(Struct, frozen=True, kw_only=True):
+    input_tokens: int
+
+
 class DetokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
     model: ShortString | None = None
@@ -71,9 +78,7 @@ class Texts:
             add_special_tokens=body.add_special_tokens is not False,
             names=bool(body.return_token_strs),
         )
-        told = await self._bus.request(
-            subjects.tokens(http_request.tenant), question, Tokenized, timeout_s=ANSWER_S
-        )
+        told = await self._tokenized(http_request, question)
         model = body.model or self._fleet.default_model()
         reply = TokenizeReply(
             count=len(told.tokens),
@@ -82,6 +87,17 @@ class Texts:
             token_strs=told.names if body.return_token_strs else None,
         )
         await http_request.answer(encode(reply))
+
+    async def count(self, http_request: HttpRequest, body: ChatBody) -> None:
+        """Answers how many tokens a chat has, as Anthropic's API does."""
+        self._check(body.model)
+        question = Tokenize(
+            messages=body.messages,
+            tools=[] if body.calls is None else body.calls.definitions,
+            chat_template_kwargs=body.template,
+        )
+        told = await self._tokenized(http_request, question)
+        await http_request.answer(encode(CountReply(input_tokens=len(told.tokens))))
 
     async def detokenize(self, http_request: HttpRequest) -> None:
         body = asking.read(_DETOKENIZE, await http_request.read(), {})
@@ -93,6 +109,10 @@ class Texts:
             timeout_s=ANSWER_S,
         )
         await http_request.answer(encode(DetokenizeReply(prompt=told.text)))
+
+    async def _tokenized(self, http_request: HttpRequest, question: Tokenize) -> Tokenized:
+        subject = subjects.tokens(http_request.tenant)
+        return await self._bus.request(subject, question, Tokenized, timeout_s=ANSWER_S)
 
     def _check(self, model: str | None) -> None:
         """Raises Rejected for a model that no replica has."""

@@ -78,6 +78,11 @@ class Problem(Struct, frozen=True, kw_only=True):
         return headers
 
 
+def written(problem: Problem, _: str) -> bytes:
+    """The body of a failure in OpenAI's form, which does not name the request."""
+    return problem.body()
+
+
 class Rejected(Exception):
     """The gateway itself refuses, before it sends anything to admission."""
 

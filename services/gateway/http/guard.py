@@ -8,6 +8,7 @@ from shared import subjects
 from shared.rules.http_keys import HttpKeys
 
 TENANT = "x-llm-d-inference-fairness-id"
+ANTHROPIC_KEY = "x-api-key"  # where Anthropic's clients have their key
 
 
 def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
@@ -17,7 +18,8 @@ def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
     named = headers.get(TENANT)
     if keys is None:
         return subjects.check_id(subjects.DEFAULT_TENANT if named is None else named, TENANT)
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = headers.get("authorization") or f"Bearer {headers.get(ANTHROPIC_KEY, '')}"
+    scheme, _, key = given.partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Rejected(envelope.NO_KEY)
     tenant = keys.tenant_of(key.strip())

@@ -28,6 +28,10 @@ from shared.telemetry.instruments import Registry
 IGNORED_LIMIT = 512  # characters of names that are told
 
 
+# the body of a failure, in the form of a route's API, which may name the request
+Written = Callable[[Problem, str], bytes]
+
+
 class CutOff(Exception):
     """An answer whose head has left cannot be completed: its connection is closed."""
 
@@ -42,7 +46,9 @@ class HttpRequest:
         receive: Receive,
         send: Send,
         began_unix_s: float,
+        written: Written,
     ) -> None:
+        self._written = written
         self.headers = Headers(scope=scope)
         self.query_string = scope["query_string"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -88,7 +94,7 @@ class HttpRequest:
         """Answer a failure. A client whose body was not read to its end may read the answer only
         after it has sent all: its connection stays open for the rest, and closes then.
         """
-        content, whole = problem.body(), self.body.whole
+        content, whole = self._written(problem, self.request_id), self.body.whole
         headers = {
             "content-type": "application/json",
             "content-length": str(len(content)),
@@ -146,9 +152,9 @@ class HttpRequests:
             conventions.DURATION_BUCKETS_S,
         ).labels()
 
-    def route(self, serve: Serve) -> "Served":
+    def route(self, serve: Serve, written: Written = envelope.written) -> "Served":
         """The ASGI application of one route."""
-        return Served(self, serve)
+        return Served(self, serve, written)
 
     def weight(self, tenant: str) -> float:
         return self._rules.tenants.named(tenant).weight
@@ -165,8 +171,10 @@ class HttpRequests:
         self._open.give(tenant, choices)
         self._unfinished.set(self._open.total)
 
-    async def run(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
-        http_request = HttpRequest(self, scope, receive, send, self._clock.unix_s())
+    async def run(
+        self, serve: Serve, written: Written, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        http_request = HttpRequest(self, scope, receive, send, self._clock.unix_s(), written)
         try:
             # A client that left before it had sent a request gets no answer.
             with suppress(ClientDisconnect, CutOff):
@@ -198,8 +206,8 @@ class HttpRequests:
 class Served:
     """A callable object: Starlette passes the raw ASGI call to an object, not to a function."""
 
-    def __init__(self, http_requests: HttpRequests, serve: Serve) -> None:
-        self._requests, self._serve = http_requests, serve
+    def __init__(self, http_requests: HttpRequests, serve: Serve, written: Written) -> None:
+        self._requests, self._serve, self._written = http_requests, serve, written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._requests.run(self._serve, scope, receive, send)
+        await self._requests.run(self._serve, self._written, scope, receive, send)

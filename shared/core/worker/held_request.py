@@ -28,11 +28,8 @@ from shared.schemas import (
     Status,
     TokenLogprob,
 )
+from shared.text import thinking
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slot
-
-# A chat template that does not want thinking closes it within so many tokens of the prompt's end
-# (Qwen3: `</think>`, line ends).
-TEMPLATE_END_TOKENS = 4
 
 
 @dataclass(slots=True)
@@ -319,4 +316,4 @@ def _thinks_for(
     """
     if sampling.thinking_tokens is not None:
         return sampling.thinking_tokens
-    return 0 if end_of_thinking in (None, *prompt[-TEMPLATE_END_TOKENS:]) else None
+    return 0 if thinking.ended(prompt, end_of_thinking) else None

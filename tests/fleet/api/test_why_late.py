@@ -16,7 +16,15 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
 from shared.request_timeline import Happened
-from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
+from shared.schemas import (
+    EndedRow,
+    Explain,
+    Explanation,
+    FindEnded,
+    FoundEnded,
+    GenerateRequest,
+    Sampling,
+)
 from tests.fleet.live import HOPELESS, WAIT_S, Delivered, ask, client_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -34,6 +42,12 @@ async def explained(
     subject = subjects.EXPLAIN_ALL if whole else subjects.explain(tenant)
     question = Explain(tenant=tenant, request_id=name)
     return await bus.request(subject, question, Explanation, timeout_s=WAIT_S)
+
+
+async def listed(
+    bus: NatsBus, question: FindEnded, subject: str = subjects.HISTORY_ALL
+) -> list[EndedRow]:
+    return (await bus.request(subject, question, FoundEnded, timeout_s=WAIT_S)).rows
 
 
 async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
@@ -55,6 +69,10 @@ class Told:
     moved: list[Delivered]
     found: dict[str, Explanation] = field(default_factory=dict)
     seen_by_tenant: Explanation | None = None
+    later: dict[str, Explanation] = field(default_factory=dict)  # once its record was gone
+    of_traces: dict[str, list[EndedRow]] = field(default_factory=dict)
+    of_minutes: dict[str, list[EndedRow]] = field(default_factory=dict)
+    of_others: dict[str, list[EndedRow]] = field(default_factory=dict)
     unknown: str = ""
     spans: list[dict[str, Any]] = field(default_factory=list)
 
@@ -95,6 +113,18 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         with pytest.raises(RefusedError) as refused:
             await explained(bus, "nobody")
         told.unknown = refused.value.refused.code
+        # as five minutes later
+        for one in (straight, relegated, *moved):
+            name, tenant = one.request.request_id, one.request.tenant or "default"
+            await bus.requests.delete(f"s.{tenant}.{name}")
+            told.later[name] = await explained(bus, name, tenant)
+            trace_id = told.found[name].trace_id
+            told.of_traces[name] = await listed(bus, FindEnded(trace_id=trace_id))
+            minute_unix_s = told.found[name].arrived_unix_s
+            question = FindEnded(tenant=tenant, minute_unix_s=minute_unix_s)
+            told.of_minutes[name] = await listed(bus, question)
+            own = FindEnded(trace_id=trace_id)
+            told.of_others[name] = await listed(bus, own, subjects.history("stranger"))
     told.spans = [json.loads(line) for line in spans.read_text().splitlines()]
     yield told
 
@@ -141,6 +171,22 @@ async def test_the_steps_of_a_request_are_told_in_their_order(told: Told) -> Non
         assert ("r1", "lost") in [(h.replica, h.why) for h in left]
         causes = {share.cause for share in told.found[name].shares}
         assert "moving" in causes and "decodes" in causes
+
+
+async def test_the_history_tells_the_same_once_the_record_is_gone(told: Told) -> None:
+    assert told.moved and told.later == told.found
+
+
+async def test_ended_requests_are_found_by_trace_and_by_minute_the_latest_first(told: Told) -> None:
+    for name, found in told.found.items():
+        [row] = told.of_traces[name]
+        assert (row.tenant, row.request_id) == (found.tenant, name)
+        assert row.first_missed == found.first_missed
+        assert row in told.of_minutes[name]
+        assert {other.tenant for other in told.of_minutes[name]} == {found.tenant}
+        late = [other.first_missed is not None for other in told.of_minutes[name]]
+        assert late == sorted(late, reverse=True)
+        assert told.of_others[name] == []
 
 
 async def test_an_unknown_request_is_a_clear_error(told: Told) -> None:

@@ -32,6 +32,8 @@ RECEIVED: list[tuple[str, Any]] = [
     (subjects.attach("default"), schemas.Attach),
     (subjects.explain("default"), schemas.Explain),
     (subjects.EXPLAIN_ALL, schemas.Explain),
+    (subjects.history("default"), schemas.FindEnded),
+    (subjects.HISTORY_ALL, schemas.FindEnded),
     (subjects.cancel(RequestKey(KEYS[0])), schemas.Cancel),
     (subjects.over(R0), schemas.AttemptOver),
     (subjects.RELEGATED, schemas.Hint),

@@ -37,6 +37,7 @@ from shared.process.fleet_time import FleetTime
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry
 from shared.store.seal import opened
+from shared.store.usage import DaySum
 from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, Slo
@@ -389,9 +390,22 @@ class World:
             "a seat was broken"
         )
         self._check_attempts()
+        self._check_usage(len(records))
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows], ReplicaId(f"r{n}"))
+
+    def _check_usage(self, ended: int) -> None:
+        """No end is counted twice, and none is missing unless a process was killed before it had
+        stored what it counted.
+        """
+        sums = self.net.usage.scan("", now_s=self.net.loop.time())
+        counted = sum(
+            msgspec.msgpack.decode(entry.value, type=DaySum).requests for _, entry in sums
+        )
+        assert counted <= ended or self.deleted, f"{counted} ends are counted, of {ended}"
+        if not (self.scene.kills or self.deleted):
+            assert counted == ended, f"{counted} ends are counted, of {ended}"
 
     def _check_refused(self, request_id: str, seen: Seen, record: Record | None) -> None:
         """A client that is told no has no tokens and no other end. A copy that it had sent before,

@@ -1,19 +1,22 @@
 """Tests of `slackline explain`: it takes any name of a request, and its text fits the terminal."""
 
+import datetime as dt
 import io
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from loadgen.cli.explain import meant, show
+from loadgen.cli.explain import instant_of, meant, show, show_rows
 from loadgen.cli.main import main
 from shared.request_timeline import Cause
-from shared.schemas import Explanation, Share
-from shared.vocabulary import ServiceClass, Slo
+from shared.schemas import EndedRow, Explanation, FirstMissed, FoundEnded, Share
+from shared.vocabulary import FinishReason, Missed, ServiceClass, Slo
 
 LONGEST = 64 * "x"
 ID = "must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
 FOREIGN = "acme.river-1 is of the tenant acme, and you ask as {}: --tenant acme asks as that tenant"
+ONE = "name one of REQUEST_ID, --trace and --minute"
 FOUND = Explanation(
     request_id="crowd-9", tenant="default", tier="best-effort-tier", state="placed",
     answer="late by 3.24 s: its first token was due at 0.50 s and came at 3.74 s; 3.34 s of that "
@@ -55,6 +58,11 @@ def test_an_operator_asks_for_the_tenant_that_the_name_has() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ([], ONE),
+        (["river-1", "--trace", "ab"], ONE),
+        (["--trace", "ab", "--minute", "14:05"], ONE),
+        (["--minute", "25:00"], "--minute 25:00: write it as 14:05"),
+        (["--minute", "14:05", "--tenant", "a b"], f"--tenant {ID}"),
         (["acme.river-1", "--creds", "key"], FOREIGN.format("default")),
         (["acme.river-1", "--tenant", "other"], FOREIGN.format("other")),
         *(([name], f"REQUEST_ID {ID}") for name in ("", "a b", "a.", ".a", "a.b.c", LONGEST + "x")),
@@ -88,3 +96,40 @@ def test_both_paragraphs_are_as_wide_as_the_terminal_and_no_item_is_broken(width
             after = items[items.index(held[-1]) + 1]
             assert len(line) + 1 + len(after) > width
     assert " ".join(second) == " ".join(items)
+
+
+def test_a_minute_is_the_last_of_its_name_unless_a_date_stands_before_it() -> None:
+    now = dt.datetime(2001, 5, 2, 14, 10, 30).astimezone()
+    day_s = 86_400.0
+    assert now.timestamp() - instant_of("14:05", now) == 330.0
+    assert now.timestamp() - instant_of("14:11", now) == day_s - 30.0
+    assert now.timestamp() - instant_of("2001-05-01T14:10", now) == day_s + 30.0
+
+
+def test_a_list_fits_the_terminal_and_says_how_late_each_was() -> None:
+    late = FirstMissed(
+        token=1, bound=Missed.TTFT, due_s=0.5, came_s=3.74, cause=Cause.QUEUE, cause_s=3.0
+    )
+    rows = [
+        row("never", first_missed=replace(late, came_s=None), slo_met=False),
+        row("crowd-9", first_missed=late, slo_met=False),
+        row("river-1"),
+    ]
+    text = io.StringIO()
+    show_rows(FoundEnded(rows=rows, left_out=7), Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "3 requests, 2 without their SLO, and 7 others"
+    assert max(map(len, lines)) <= 80
+    never, crowd, river = [line for line in lines if "acme." in line]
+    assert "it never came" in never and "queue of the" in never
+    assert "3.24 s" in crowd and "length" in crowd
+    assert river.split() == ["acme.river-1", "chat", "00:00:00", "length"]
+
+
+def row(request_id: str, **more: object) -> EndedRow:
+    at_unix_s = dt.datetime(2001, 5, 2).astimezone().timestamp()
+    usual = EndedRow(
+        tenant="acme", request_id=request_id, tier="chat", arrived_unix_s=at_unix_s,
+        finish_reason=FinishReason.LENGTH, slo_met=True, first_missed=None,
+    )  # fmt: skip
+    return replace(usual, **more)

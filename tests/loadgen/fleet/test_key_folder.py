@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli.main import main
+from loadgen.fleet import certificates
 from loadgen.fleet.key_folder import HOSTS, Keys
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect
@@ -89,6 +90,20 @@ def test_the_certificate_is_made_anew_for_another_host_alone(tmp_path: Path) -> 
     assert certificate.read_bytes() == first
     keys.add([], [*HOSTS, "nats.example", "10.0.0.1"])
     assert certificate.read_bytes() != first
+
+
+def test_a_certificate_near_its_end_is_made_anew_with_the_hosts_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "SERVER_DAYS", certificates.RENEW_DAYS - 1)
+        keys.add([], [*HOSTS, "nats.example", "10.0.0.1"])
+    assert main(["keys", str(tmp_path)]) == 0
+    renewed = keys.server_certificate.read_bytes()
+    assert set(certificates.hosts_of(renewed)) == {*HOSTS, "nats.example", "10.0.0.1"}
+    told = f"the server's certificate is valid for {certificates.SERVER_DAYS - 1} days"
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

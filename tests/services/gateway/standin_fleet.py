@@ -4,8 +4,8 @@ and keeps the requests.
 Prompts: `refuse <code> [<param>]`, `end <finish reason>`, `relegate`, `break` (fails after two
 tokens), `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set,
 or it is cancelled), `flood` (max_tokens long words), `mute` (max_tokens tokens without a text),
-`silent` (no answer at the door); anything else: max_tokens words, WORDS_LIMIT at most. Each word is
-a token.
+`silent` (no answer at the door); anything else: `says`, or max_tokens words, WORDS_LIMIT at most.
+Each word is a token.
 
 The prompt of a chat is its last message. A request for log-probabilities gets -0.5 - n for token n,
 and as many of OTHERS (half a character, and an impossible token) as it asks for.
@@ -13,7 +13,7 @@ and as many of OTHERS (half a character, and an impossible token) as it asks for
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from shared import subjects
 from shared.bus import codec
@@ -31,6 +31,7 @@ from shared.schemas import (
     Refused,
     Replay,
     Status,
+    Thinking,
     TokenLogprob,
     Verdict,
 )
@@ -43,6 +44,10 @@ WORDS_LIMIT = 200
 PROMPT_TOKENS = 3  # of any prompt
 OTHERS = [Likelihood(200, b"\xe2\x80", -0.25), Likelihood(201, "\u00e9".encode(), float("-inf"))]
 FLOOD_WORD = " " + 1023 * "x"
+
+
+def words(count: int) -> list[str]:
+    return [f" w{n}" for n in range(count)]
 
 
 class Running:
@@ -67,6 +72,8 @@ class StandIn:
         self.traceparents: dict[RequestKey, str] = {}
         self.cancels: dict[RequestKey, str] = {}
         self.attaches = 0
+        self.says: list[str] = []  # a whole answer, word by word
+        self.thinking: Thinking | None = None  # its marks in that
         self._bus = bus
         self._tasks = tasks
         self._clock = Clock()
@@ -152,6 +159,7 @@ class StandIn:
                 stream_subject=running.stream_subject,
                 arrived_unix_s=self._clock.unix_s(),
                 prompt_tokens=PROMPT_TOKENS,
+                thinking=self.thinking,
                 attached=before is not None,
             )
         )
@@ -176,26 +184,27 @@ class StandIn:
             running.stream_subject, Status(state="accepted", service_class=service_class, attempt=1)
         )
         if prompt == "break":
-            await self._make(running, 2)
+            await self._make(running, words(2))
             await self._end(running, FinishReason.FAILED)
         elif prompt == "hang":
-            await self._make(running, 1)
+            await self._make(running, words(1))
             await running.cancelled.wait()
             await self._end(running, FinishReason.CANCELLED)
         else:
             wanted = running.request.sampling.max_tokens
             if prompt == "flood":
-                await self._make(running, wanted, FLOOD_WORD)
+                said = [FLOOD_WORD] * wanted
             elif prompt == "mute":
-                await self._make(running, wanted, "")
+                said = [""] * wanted
             else:
-                await self._make(running, min(WORDS_LIMIT, wanted))
-            await self._end(running, FinishReason.LENGTH)
+                said = self.says[:wanted] or words(min(WORDS_LIMIT, wanted))
+            await self._make(running, said)
+            whole = said == self.says
+            await self._end(running, FinishReason.STOP if whole else FinishReason.LENGTH)
 
-    async def _make(self, running: Running, count: int, word: str | None = None) -> None:
-        for n in range(count):
-            text = f" w{n}" if word is None else word
-            characters = sum(map(len, running.words)) if word is None else n * len(word)
+    async def _make(self, running: Running, said: Sequence[str]) -> None:
+        characters = 0
+        for n, text in enumerate(said):
             running.words.append(text)
             last = FinishReason.LENGTH if n + 1 == running.request.sampling.max_tokens else None
             top = running.request.sampling.logprobs
@@ -213,6 +222,7 @@ class StandIn:
                 finish_reason=last,
                 logprobs=known,
             )
+            characters += len(text)
             await self._bus.publish(running.stream_subject, delta)
             if n % 64 == 63:
                 await self._bus.flush(60.0)

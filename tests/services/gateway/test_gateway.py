@@ -171,6 +171,18 @@ async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
             message = (await http.request(method, f"/{path}")).json()["error"]["message"]
             assert message.endswith(f"Not Found; did you mean /v1/{path}?")
         assert "mean" not in (await http.post("/nothing")).text
+        for path, other in (
+            ("v1/embeddings", "a server of embeddings"),
+            ("rerank", "a server of rerankers"),
+            ("v1/rerank", "a server of rerankers"),
+            ("score", "a server of rerankers"),
+            ("v1/images/generations", "a server with a multimodal model"),
+            ("v1/audio/transcriptions", "a server with a multimodal model"),
+        ):
+            refused = await http.post(f"/{path}", json={"input": "hi"})
+            assert refused.status_code == 404
+            message = refused.json()["error"]["message"]
+            assert message.endswith(f"this gateway generates text: use {other}")
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     async with site(nats_url, fresh_s=0.5) as at:

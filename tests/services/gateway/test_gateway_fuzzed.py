@@ -14,12 +14,17 @@ from hypothesis import given
 
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
+from services.gateway.api.messages.messages import MessagesBody
 from services.gateway.http.headers import APPLICATION, CORRELATION_ID, IDEMPOTENCY_KEY, TIER_HEADERS
 from services.gateway.http.slo_headers import SLO_HEADERS
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid
 from tests.services.gateway.site import WITHIN_S, site, sse
 
-BODIES: dict[str, Any] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+BODIES: dict[str, Any] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/messages": MessagesBody,
+}
 HEADERS = [
     IDEMPOTENCY_KEY, CORRELATION_ID, APPLICATION, *TIER_HEADERS,
     *(h for names in SLO_HEADERS.values() for h in names),
@@ -67,18 +72,23 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 
 def judge(answer: httpx.Response) -> None:
-    """Check that an answer is whole, or an OpenAI error with a status that its client caused."""
+    """Check that an answer is whole, or an error with a status that its client caused."""
     if answer.status_code == 200:
         if answer.headers["content-type"].startswith("text/event-stream"):
             events = sse(answer.text)
-            assert events[-1] == "[DONE]" or "error" in events[-1]
+            last = events[-1]
+            assert last == "[DONE]" or "error" in last or last == {"type": "message_stop"}
         elif answer.headers["content-type"] == "application/json":
             answer.json()
         return
     assert 400 <= answer.status_code < 500, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    body = answer.json()
+    error = body["error"]
     assert error["message"]
+    if "request_id" in body:  # in Anthropic's form
+        assert (set(body), set(error)) == ({"type", "error", "request_id"}, {"type", "message"})
+        return
+    assert set(error) == {"message", "type", "param", "code"}
     assert error["code"]
 
 

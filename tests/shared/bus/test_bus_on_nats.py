@@ -5,6 +5,7 @@ restarts and silence of the server, cancelled calls, leaving.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import AsyncIterator
@@ -366,6 +367,28 @@ async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(
             with pytest.raises(PeerError):
                 await bus.requests.create(key, b"")
         assert bus.counters.unsent == 0
+
+
+async def test_a_copy_of_a_stopped_servers_folder_brings_every_bucket_back(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """The backup of docs/operate.md."""
+    async with connect(nats_server.url, "gateway") as bus:
+        await bus.batches.create("o.acme.b1", b"a batch")
+        await bus.usage.create("2001-05.acme.01", b"a sum")
+        await bus.files.append("f1", b"lines", 0)
+    nats_server.stop()
+    shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "backup")
+    shutil.copytree(tmp_path / "backup", tmp_path / "other" / "jetstream")
+    restored = NatsServer()
+    try:
+        async with connect(restored.start(tmp_path / "other"), "gateway") as bus:
+            batch, used = await bus.batches.get("o.acme.b1"), await bus.usage.get("2001-05.acme.01")
+            assert (batch and batch.value, used and used.value) == (b"a batch", b"a sum")
+            lines = await bus.files.last("f1")
+            assert lines is not None and lines.payload == b"lines"
+    finally:
+        restored.stop()
 
 
 async def test_messages_beyond_the_queue_of_a_subscription_are_counted(

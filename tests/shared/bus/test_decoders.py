@@ -29,7 +29,7 @@ KINDS: list[Any] = [
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.TimeAsked, schemas.TimeTold,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
-    schemas.RosterAnswer, schemas.Explain, schemas.Explanation,
+    schemas.RosterAnswer, schemas.FindEnded, schemas.FoundEnded,
     schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))

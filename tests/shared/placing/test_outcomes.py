@@ -10,6 +10,7 @@ from shared.columns import pack
 from shared.core.record.verdict import ended
 from shared.measure import Measure
 from shared.placing.outcomes import KINDS, MODEL_LIMIT, RATE_LIMITED, TENANT_LIMIT, Outcomes
+from shared.rules.tiers import Tier
 from shared.schemas import Record, Resume
 from shared.telemetry import conventions as names
 from shared.telemetry.exposition import exposition
@@ -20,6 +21,7 @@ from tests import made
 SLO = Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=20.0)
 ARRIVED = 1000.0
 NEW = made.record("t.1", owner="o", attempt=1, slo=SLO, arrived_unix_s=ARRIVED, max_tokens=100)
+TIERS = {"chat": Tier(slo=SLO), "batch": Tier(slo=SLO)}
 TRACED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 
 
@@ -40,7 +42,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.outcomes = Outcomes(self.registry, lambda: "m", lambda: ["chat", "batch"])
+        self.outcomes = Outcomes(self.registry, lambda: "m", lambda: TIERS)
 
     def values(self, name: str, *labels: str) -> Counter[tuple[str, ...]]:
         """The samples of this name that are not 0, by these labels."""
@@ -163,9 +165,26 @@ def test_hops_and_vllms_names_count_each_end_and_show_kept_traces_alone() -> Non
     assert text.count("trace_id") == 4
 
 
+def test_tokens_count_by_tenant_and_a_prompt_without_an_answer_costs_nothing() -> None:
+    counted = Counted()
+    counted.outcomes.ended(finished(0.5, 0.6, prompt_tokens=40))
+    counted.outcomes.ended(finished(0.5, why=FinishReason.CANCELLED, now_s=0.6, prompt_tokens=7))
+    counted.outcomes.ended(finished(why=FinishReason.EXPIRED, now_s=9.0, prompt_tokens=500))
+    assert counted.values(names.TENANT_PROMPT_TOKENS, "tenant") == {("t",): 47}
+    assert counted.values(names.TENANT_OUTPUT_TOKENS, "tenant") == {("t",): 3}
+
+
+def test_the_objective_of_a_tier_is_shown_as_it_is_now() -> None:
+    registry, tiers = Registry(), {"chat": Tier(slo=SLO, objective=0.95)}
+    Outcomes(registry, lambda: "m", lambda: tiers)
+    assert f'{names.TIER_OBJECTIVE}{{tier="chat"}} 0.95' in exposition([registry], "")[1]
+    tiers["chat"] = Tier(slo=SLO)  # as a change of the file makes it
+    assert f'{names.TIER_OBJECTIVE}{{tier="chat"}} 0.99' in exposition([registry], "")[1]
+
+
 def test_models_that_workers_announce_take_bounded_room() -> None:
     registry, models = Registry(), iter(f"m{n}" for n in range(100))
-    outcomes = Outcomes(registry, lambda: next(models), lambda: ["chat"])
+    outcomes = Outcomes(registry, lambda: next(models), lambda: {"chat": Tier(slo=SLO)})
     for _ in range(100):
         outcomes.ended(finished(0.5, 0.6))
     _, text = exposition([registry], "")

@@ -1,6 +1,6 @@
 """Writes answers of OpenAI's Responses API (/v1/responses), whole or as a stream of numbered
-events. An answer has one choice, written as a chat: its texts become items of type `message`, its
-calls of tools items by themselves.
+events. An answer has one choice, written as a chat: its thinking, its texts (type `message`) and
+each of its calls become items.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,18 @@ class CallItem(Struct, frozen=True, kw_only=True, tag_field="type", tag="functio
     status: str
 
 
-Item = MessageItem | CallItem
+class ReasoningText(Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItem(Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[str] = []  # always empty
+
+
+Item = ReasoningItem | MessageItem | CallItem
 
 
 class InputDetails(Struct, frozen=True, kw_only=True):
@@ -84,7 +95,12 @@ class Echo(Struct, frozen=True, kw_only=True):
     top_logprobs: int
     top_p: float
     user: str | None
+    prompt_cache_key: str | None
+    safety_identifier: str | None
     background: bool = False
+    frequency_penalty: float = 0.0
+    max_tool_calls: None = None
+    presence_penalty: float = 0.0
     previous_response_id: None = None
     store: bool = False
     truncation: str = "disabled"
@@ -95,6 +111,7 @@ class ResponseReply(Echo, frozen=True, kw_only=True):
 
     id: str
     created_at: int  # unix seconds
+    completed_at: int | None  # unix seconds; None: it is not complete
     model: str
     status: str
     output: Sequence[Item]
@@ -109,6 +126,8 @@ class ResponseReply(Echo, frozen=True, kw_only=True):
 class _Text:
     """An item that is a text, as far as it is written."""
 
+    prefix, events = "msg", "response.output_text"
+
     def __init__(self, item_id: str) -> None:
         self.id = item_id
         self.texts: list[str] = []
@@ -118,11 +137,40 @@ class _Text:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def item(self, status: str) -> MessageItem:
-        return MessageItem(id=self.id, status=status, content=[self.part()])
+    def item(self, status: str) -> MessageItem | ReasoningItem:
+        return MessageItem(id=self.id, status=status, content=[self._part()])
 
-    def part(self) -> OutputText:
+    def begun(self) -> MessageItem | ReasoningItem:
+        return MessageItem(id=self.id, status="in_progress", content=[])
+
+    def part(self) -> OutputText | ReasoningText:
+        return self._part()
+
+    def more(self, logprobs: list[ContentLogprob]) -> dict[str, Any]:
+        """The fields of an event beside its text."""
+        return {"logprobs": logprobs}
+
+    def _part(self) -> OutputText:
         return OutputText(text=self.text, logprobs=list(self.logprobs))
+
+
+class _Thinking(_Text):
+    """An item that is thinking, as far as it is written."""
+
+    prefix, events = "rs", "response.reasoning_text"
+
+    def item(self, status: str) -> ReasoningItem:
+        content = [ReasoningText(text=self.text)]
+        return ReasoningItem(id=self.id, status=status, content=content)
+
+    def begun(self) -> ReasoningItem:
+        return ReasoningItem(id=self.id, status="in_progress", content=[])
+
+    def part(self) -> ReasoningText:
+        return ReasoningText(text=self.text)
+
+    def more(self, logprobs: list[ContentLogprob]) -> dict[str, Any]:
+        return {}
 
 
 class _Call:
@@ -158,6 +206,10 @@ class ResponseFrame:
         assert isinstance(choice, ChatChoice)
         message, self._reason = choice.message, choice.finish_reason
         calls = message.tool_calls or []
+        if message.reasoning_content:
+            thinking = _Thinking(self._item_id("rs"))
+            thinking.texts = [message.reasoning_content]
+            self._output.append(thinking.item("completed"))
         if message.content or not calls:
             text = _Text(self._item_id("msg"))
             text.texts, text.logprobs = [message.content or ""], _likely(choice.logprobs)
@@ -170,11 +222,14 @@ class ResponseFrame:
             self._output.append(made.item(self._status if last else "completed"))
         return encode(self._reply(self._status, so_far))
 
+    def refusal(self, problem: Problem) -> bytes:
+        return problem.body()
+
     def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
         return b"".join([self._chunk(choice, so_far) for choice in choices])
 
     def end(self, so_far: SoFar) -> bytes:
-        empty = b"" if self._output or self._open else self._begin_text()
+        empty = b"" if self._output or self._open else self._begin_text(_Text)
         kind = f"response.{self._status}"
         written = empty + self._close(self._status)
         return written + self._event(kind, response=self._reply(self._status, so_far))
@@ -197,8 +252,10 @@ class ResponseFrame:
         if delta.role:
             for kind in ("response.created", "response.in_progress"):
                 written += self._event(kind, response=self._reply("in_progress", so_far))
+        if delta.reasoning_content:
+            written += self._say(_Thinking, delta.reasoning_content, [])
         if delta.content:
-            written += self._say(delta.content, _likely(choice.logprobs))
+            written += self._say(_Text, delta.content, _likely(choice.logprobs))
         for part in delta.tool_calls or ():
             if part.id:
                 written += self._begin_call(part.id, part.function.name or "")
@@ -208,29 +265,28 @@ class ResponseFrame:
             self._reason = choice.finish_reason
         return written
 
-    def _begin_text(self) -> bytes:
+    def _begin_text(self, kind: type[_Text]) -> bytes:
         closed = self._close("completed")
-        self._open = text = _Text(self._item_id("msg"))
-        item = MessageItem(id=text.id, status="in_progress", content=[])
+        self._open = text = kind(self._item_id(kind.prefix))
         return (
             closed
-            + self._event("response.output_item.added", item=item)
+            + self._event("response.output_item.added", item=text.begun())
             + self._event(
                 "response.content_part.added", item_id=text.id, content_index=0, part=text.part()
             )
         )
 
-    def _say(self, text: str, logprobs: list[ContentLogprob]) -> bytes:
-        begun = b"" if isinstance(self._open, _Text) else self._begin_text()
+    def _say(self, kind: type[_Text], text: str, logprobs: list[ContentLogprob]) -> bytes:
+        begun = b"" if type(self._open) is kind else self._begin_text(kind)
         assert isinstance(self._open, _Text)
         self._open.texts.append(text)
         self._open.logprobs += logprobs
         return begun + self._event(
-            "response.output_text.delta",
+            f"{kind.events}.delta",
             item_id=self._open.id,
             content_index=0,
             delta=text,
-            logprobs=logprobs,
+            **self._open.more(logprobs),
         )
 
     def _begin_call(self, call_id: str, name: str) -> bytes:
@@ -252,11 +308,11 @@ class ResponseFrame:
                 return b""
             case _Text() as text:
                 written = self._event(
-                    "response.output_text.done",
+                    f"{text.events}.done",
                     item_id=text.id,
                     content_index=0,
                     text=text.text,
-                    logprobs=text.logprobs,
+                    **text.more(text.logprobs),
                 ) + self._event(
                     "response.content_part.done", item_id=text.id, content_index=0, part=text.part()
                 )
@@ -295,6 +351,7 @@ class ResponseFrame:
             **self._echo,
             id=f"resp_{self._head.request_id}",
             created_at=self._head.created,
+            completed_at=so_far.ended_unix_s if status == "completed" else None,
             model=so_far.model,
             status=status,
             output=list(self._output),

@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import PeerError
+from shared.text.chat_prompt import ONLY_TEXT
 
-TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+TEXT_PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 Role = Literal["user", "assistant", "system", "developer"]
 
@@ -26,6 +27,10 @@ class MessageItem(Struct, frozen=True, kw_only=True):
     content: str | list[Part]
 
 
+class ReasoningItem(Struct, frozen=True, kw_only=True):
+    content: list[Part] | None = None
+
+
 class CallItem(Struct, frozen=True, kw_only=True):
     call_id: CallId
     name: str
@@ -37,12 +42,17 @@ class ResultItem(Struct, frozen=True, kw_only=True):
     output: str | list[Part]
 
 
-Item = MessageItem | CallItem | ResultItem
+Item = MessageItem | ReasoningItem | CallItem | ResultItem
 KINDS: dict[str, type[Item]] = {
     "message": MessageItem,
+    "reasoning": ReasoningItem,
     "function_call": CallItem,
     "function_call_output": ResultItem,
 }
+
+
+# the fields of a message of which only the thinking has come
+THOUGHT = {"role", "content", "reasoning_content"}
 
 
 def messages_of(
@@ -80,7 +90,16 @@ def _read(raw: dict[str, Any], param: str) -> Item:
 def _add(messages: list[dict[str, Any]], item: Item, param: str) -> None:
     match item:
         case MessageItem(role=role, content=content):
-            messages.append({"role": role, "content": _text(content, param)})
+            message = {"role": role, "content": _text(content, param)}
+            if role == "assistant" and messages and messages[-1].keys() == THOUGHT:
+                messages[-1].update(message)
+            else:
+                messages.append(message)
+        case ReasoningItem(content=content):
+            thought = _text(content or [], param)
+            if thought:
+                blank: dict[str, Any] = {"role": "assistant", "content": None}
+                messages.append(blank | {"reasoning_content": thought})
         case ResultItem(call_id=call_id, output=output):
             result = {"role": "tool", "tool_call_id": call_id, "content": _text(output, param)}
             messages.append(result)
@@ -101,7 +120,7 @@ def _text(content: str | Sequence[Part], param: str) -> str:
     for part in content:
         if part.type not in TEXT_PARTS:
             raise PeerError(
-                f"{param} has a part of the type {part.type[:64]!r}; supported are texts",
+                f"{param} has a part of the type {part.type[:64]!r}: {ONLY_TEXT}",
                 code="unsupported_parameter",
                 param=param,
             )

@@ -22,9 +22,12 @@ from services.gateway.api.tools.definitions import (
     Tool,
     ToolName,
 )
-from shared.errors import UNDECODABLE, PeerError
+from services.gateway.api.tools.hosted import without_hosted
+from shared.errors import PeerError
 
 LOGPROBS = "message.output_text.logprobs"
+# the second one would be for reasoning that is not sent as it is
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 # parameters of the chat that a response is read as -> its own
 PARAMS: Mapping[str, str] = MappingProxyType(
     {
@@ -95,9 +98,7 @@ class ResponseBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     top_logprobs: Alternatives | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: Annotated[list[ShortString], Meta(max_length=16)] | None = None
     prompt_cache_key: ShortString | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Accepted without effect:
@@ -127,6 +128,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (None,),
     "truncation": (None, "disabled"),
 }
+IGNORABLE = {
+    name: _NEUTRAL[name]
+    for name in (
+        "context_management", "max_tool_calls", "moderation", "prompt_cache_options", "truncation",
+    )
+} | {"store": (None, False)}  # fmt: skip
 
 
 class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
@@ -138,6 +145,7 @@ class AskedAsResponse(ChatBody, frozen=True, kw_only=True):
     @property
     def ignored(self) -> list[str]:
         names = [f"tools.{kind}" for kind in self.hosted]
+        names += [f"include.{one}" for one in self.origin.include or () if one not in INCLUDED]
         if self.origin.reasoning is not None and self.origin.reasoning.summarised:
             names.append("reasoning.summary")
         if self.origin.text is not None and self.origin.text.verbosity not in (None, "medium"):
@@ -163,7 +171,7 @@ class ResponsesFormat(ChatFormat):
 
 def read_body(raw: bytes) -> AskedAsResponse:
     """Raises PeerError, naming the field where there is one."""
-    raw, hosted = _without_hosted(raw)
+    raw, hosted = without_hosted(raw, ("function",))
     body = asking.read(_BODY, raw, _NEUTRAL)
     for name in ("previous_response_id", "conversation"):
         if getattr(body, name) is not None:
@@ -180,25 +188,6 @@ def read_body(raw: bytes) -> AskedAsResponse:
             param="store",
         )
     return _as_chat(body, hosted)
-
-
-def _without_hosted(raw: bytes) -> tuple[bytes, list[str]]:
-    """The body without tools that are no functions, and their types: a model need not call each."""
-    if b'"tools"' not in raw:
-        return raw, []
-    try:
-        body = msgspec.json.decode(raw)
-    except UNDECODABLE:
-        return raw, []
-    tools = body.get("tools") if isinstance(body, dict) else None
-    if not isinstance(tools, list):
-        return raw, []
-    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
-    hosted = [kind for kind in kinds if isinstance(kind, str) and kind != "function"]
-    if not hosted:
-        return raw, []
-    functions = [tool for tool, kind in zip(tools, kinds, strict=True) if kind not in hosted]
-    return msgspec.json.encode({**body, "tools": functions}), list(dict.fromkeys(hosted))
 
 
 def _as_chat(body: ResponseBody, hosted: list[str]) -> AskedAsResponse:
@@ -254,4 +243,6 @@ def _echo(body: ResponseBody) -> Echo:
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         user=body.user,
+        prompt_cache_key=body.prompt_cache_key,
+        safety_identifier=body.safety_identifier,
     )

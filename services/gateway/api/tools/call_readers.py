@@ -10,6 +10,12 @@ from services.gateway.api.tools.call_object import WHITE, CallObject, Text
 from shared.text.tool_format import ToolFormat
 
 
+class Thought(NamedTuple):
+    """Thinking, which comes before all else."""
+
+    text: str
+
+
 class Said(NamedTuple):
     """Text beside the calls."""
 
@@ -29,7 +35,7 @@ class Arguments(NamedTuple):
     text: str
 
 
-Piece = Said | Called | Arguments
+Piece = Thought | Said | Called | Arguments
 
 # characters read at a time: the text behind a call or a mark is copied
 SLICE = 4096
@@ -43,7 +49,7 @@ class CallReader(Protocol):
         """The rest at the end of the output."""
 
 
-class _Before:
+class BeforeMark:
     """The text in front of a mark. White space waits, and so do characters that may begin it."""
 
     def __init__(self, mark: str) -> None:
@@ -136,7 +142,7 @@ class HermesReader(_Reader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._before = _Before(self.OPENS)
+        self._before = BeforeMark(self.OPENS)
         self._held = ""  # may begin the mark that closes
         self._inside = False
 
@@ -255,7 +261,7 @@ class MistralReader(_Reader):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._list = JsonReader(names)
-        self._before = _Before(self.OPENS)
+        self._before = BeforeMark(self.OPENS)
         self._held = ""  # a name that may not be whole
         self._state = "text"  # text, open, name, arguments or list
         self._value = Text()

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 from msgspec.structs import replace
 
 from loadgen.access import Access
@@ -32,9 +33,12 @@ from shared.schemas import (
     Likelihood,
     Resume,
     Sampling,
+    Thinking,
     TokenLogprob,
 )
+from shared.structured import JsonObject
 from shared.telemetry.instruments import Registry
+from shared.text import chat_prompt
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
 from tests import made
@@ -125,6 +129,35 @@ def test_a_text_too_long_for_the_context_is_refused_before_it_is_tokenised(
                 intake.tokenise(asking, tokenizer, small)
             assert refused.value.code == "context_length_exceeded"
     assert len(intake.tokenise(replace(asked(None), prompt="x" * 999), tokenizer, small)) == 999
+
+
+QUESTION = "What is a river?"
+WITH_TOOLS = Sampling(max_tokens=9, skip_special_tokens=False)
+THINKS = [  # the end of the prompt; whether the marks are special; the sampling; the marks
+    ("assistant\n", False, Sampling(max_tokens=9), Thinking(end="</think>", begun=False)),
+    ("<think>\n", False, Sampling(max_tokens=9), Thinking(end="</think>", begun=True)),
+    ("<think>\n\n</think>\n\n", False, Sampling(max_tokens=9), None),
+    ("<think>\n", True, Sampling(max_tokens=9), None),  # its text shows no mark
+    ("<think>\n", True, WITH_TOOLS, Thinking(end="</think>", begun=True)),
+    ("<think>\n", False, Sampling(max_tokens=9, structured=JsonObject()), None),
+]
+
+
+@pytest.mark.parametrize(("end", "special", "sampling", "thinking"), THINKS)
+def test_the_marks_of_thinking_are_those_of_the_template_and_the_text(
+    end: str, special: bool, sampling: Sampling, thinking: Thinking | None
+) -> None:
+    inner = tokenizers.Tokenizer.from_str(Tokenizer.builtin().inner.to_str())
+    marks = [tokenizers.AddedToken(n, special=special) for n in ("<think>", "</think>")]
+    (inner.add_special_tokens if special else inner.add_tokens)(marks)
+    tokenizer = Tokenizer(inner, eos_token_ids=frozenset(), render=chat_prompt.marked)
+    prompt = tokenizer.encode(f"{QUESTION}<|im_start|>{end}", rendered=True)
+    messages = [{"role": "user", "content": QUESTION}]
+    asking = GenerateRequest(request_id="a", messages=messages, sampling=sampling)
+    assert intake.thinking_of(asking, prompt, tokenizer) == thinking
+    completion = replace(asking, messages=None, prompt=QUESTION)
+    assert intake.thinking_of(completion, prompt, tokenizer) is None
+    assert intake.thinking_of(asking, prompt, Tokenizer.builtin()) is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from shared.text.chat_prompt import checked, labelled, marked
 from tests.services.gateway.site import Site, new_id
 from tests.services.gateway.standin_fleet import MODEL
 
+STRICT = {"x-slackline-lenient": "false"}
 TALK: list[Any] = [{"role": "user", "content": "hi"}]
 PROMPTS = {"completions": {"prompt": "hi"}, "chat/completions": {"messages": TALK}}
 
@@ -143,7 +144,7 @@ async def test_what_is_malformed_or_not_supported_is_a_400_with_its_field_and_go
         *(({}, {name: value}, name) for name, value in BAD_HEADERS.items()),
     ):
         body = fields if isinstance(fields, bytes) else PROMPTS[path] | fields
-        answer = await at.post(path, body, **headers)
+        answer = await at.post(path, body, **STRICT, **headers)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, param), error
         assert error["type"] == "invalid_request_error"
@@ -163,7 +164,7 @@ UNKNOWN_FIELDS = [
 
 async def test_an_unknown_field_is_told_with_the_one_that_may_be_meant(at: Site) -> None:
     for path, field, meant in UNKNOWN_FIELDS:
-        answer = await at.post(path, {field: 1})
+        answer = await at.post(path, {field: 1}, **STRICT)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, field)
         assert error["code"] == "unknown_parameter"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
@@ -185,6 +187,43 @@ async def test_the_openai_client_speaks_tls_with_a_key_and_trusts_no_stranger(
                 await stranger.get(f"{url}/health")
             with pytest.raises(httpx.RemoteProtocolError):
                 await stranger.get(f"{url.replace('https', 'http')}/health")
+
+
+def shown_by(url: str) -> bytes:
+    """The certificate that a new connection is shown, in DER."""
+    host, port = url.removeprefix("https://").split(":")
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port))))
+
+
+async def test_a_new_certificate_is_shown_to_new_connections_while_old_ones_go_on(
+    nats_url: str, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = (Path(shutil.copy(file, tmp_path)) for file in certificate)
+    (tmp_path / "new").mkdir()
+    new_cert, new_key = certificate_in(tmp_path / "new", "IP:127.0.0.1")
+    first, second = (ssl.PEM_cert_to_DER_cert(file.read_text()) for file in (cert, new_cert))
+
+    async def until_shown(url: str, wanted: bytes) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while await asyncio.to_thread(shown_by, url) != wanted:
+                await asyncio.sleep(0.1)
+
+    async with (
+        tls_gateway(nats_url, tls_cert=str(cert), tls_key=str(key)) as url,
+        httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert), trust_env=False) as http,
+    ):
+        assert (await http.get(f"{url}/health")).status_code == 200
+        assert await asyncio.to_thread(shown_by, url) == first
+        with capture_logs() as logs:
+            shutil.copy(new_cert, cert)  # its key is missing yet
+            async with asyncio.timeout(WITHIN_S):
+                while not any(line["event"] == "certificate.refused" for line in logs):
+                    await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(shown_by, url) == first
+        shutil.copy(new_key, key)
+        await until_shown(url, second)
+        # the connection from before goes on: a new one would not be trusted
+        assert (await http.get(f"{url}/health")).status_code == 200
 
 
 async def test_a_certificate_that_cannot_be_used_stops_the_start(

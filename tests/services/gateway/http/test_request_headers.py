@@ -174,16 +174,18 @@ async def test_a_key_names_a_request_and_a_correlation_id_only_comes_back(at: Si
 
 
 LENIENT, IGNORED = {"x-slackline-lenient": "true"}, "x-slackline-ignored"
+STRICT = {"x-slackline-lenient": "false"}
 
 
 async def test_a_lenient_request_has_its_unknown_fields_ignored_and_named(at: Site) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "temprature": 1, "x\r\ny": {"deep": [1]}}
-    assert (await at.post("completions", body)).status_code == 400
+    assert (await at.post("completions", body, **STRICT)).status_code == 400
     answer = await at.post("completions", body, **LENIENT)
     assert answer.status_code == 200
     assert answer.headers[IGNORED] == "temprature, x\\r\\ny"
     marked = b'\xef\xbb\xbf{"prompt": "hi"}'
-    for content, status in ((b"[1]", 400), (b"{", 400), (marked, 200)):
+    cut_off = b'{"prompt": "hi", "temprature": 1, "n'
+    for content, status in ((b"[1]", 400), (b"{", 400), (cut_off, 400), (marked, 200)):
         other = await at.post("completions", content, **LENIENT)
         assert other.status_code == status
         assert IGNORED not in other.headers
@@ -202,7 +204,7 @@ async def test_a_lenient_request_may_have_unknown_fields_at_any_depth(at: Site) 
         "tool_choice": {"type": "function", "function": {"name": "f", "more": 1}},
         "stream_options": {"include_usage": True, "extra": 1},
     }
-    strict = await at.post("chat/completions", body)
+    strict = await at.post("chat/completions", body, **STRICT)
     assert strict.status_code == 400
     assert "x-slackline-lenient: true" in strict.json()["error"]["message"]
     answer = await at.post("chat/completions", body, **LENIENT)
@@ -222,14 +224,15 @@ async def test_what_a_coding_agent_asks_of_others_alone_is_ignored_and_named(at:
         "parallel_tool_calls": False,
         "reasoning": {"effort": "medium", "summary": "auto"},
         "store": False,
-        "include": ["reasoning.encrypted_content"],
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "text": {"verbosity": "low"},
         "max_output_tokens": 2,
     }
     answer = await at.post("responses", body)
     assert answer.status_code == 200, answer.text
     assert answer.headers[IGNORED] == (
-        "tools.web_search, tools.custom, reasoning.summary, text.verbosity"
+        "tools.web_search, tools.custom, include.web_search_call.action.sources, "
+        "reasoning.summary, text.verbosity"
     )
     assert [tool["name"] for tool in answer.json()["tools"]] == ["shell"]
     plain = await at.post("responses", {"input": "hi", "max_output_tokens": 1})
