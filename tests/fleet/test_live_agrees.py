@@ -97,7 +97,7 @@ CASES = (
     Case(policy="qoserve", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
     Case(policy="slackline", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
     # Not "mix": there a few milliseconds of an arrival move a tier by four points in the simulator.
-    # Its many short iterations lose more time, and a simulation that loses 3 % is four points lower.
+    # Its many short iterations lose more time: simulated, a loss of 3 % costs a tier three points.
     Case(
         policy="slos_serve",
         settings=ROUND_ROBIN,
