@@ -127,14 +127,16 @@ async def _main(section: str, kind: type[C], body: Body[C], checks: Sequence[Che
             await time.begin()
             process = Process(cfg, bus, clock, stop, traces, rng, registries.append)
             upkeep = Upkeep(bus, clock, timing, server.tls_ca)
-            keeping = asyncio.gather(time.keep(), upkeep.run())
+            keeping = [asyncio.ensure_future(each) for each in (time.keep(), upkeep.run())]
             task = asyncio.ensure_future(body(process))
-            await asyncio.wait((task, keeping, bus.failed), return_when=asyncio.FIRST_COMPLETED)
-            keeping.cancel()
+            await asyncio.wait((task, bus.failed, *keeping), return_when=asyncio.FIRST_COMPLETED)
+            broken = [each for each in keeping if each.done()]
+            for each in keeping:
+                each.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,), timeout=1.0)
-                await bus.failed
+                await (broken[0] if broken else bus.failed)
             await task
 
     serving, stopped = asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())

@@ -98,6 +98,13 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     await ended(process, pids, lines)
 
 
+async def test_a_fleet_that_stops_in_order_logs_no_error(tmp_path: Path) -> None:
+    async with Fleet(FleetSpec(store=tmp_path)) as fleet:
+        pass
+    for child in fleet.processes:
+        assert '"level":"error"' not in child.output(), child.name
+
+
 async def test_commands_of_the_same_user_need_no_url_and_no_key_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
