@@ -594,6 +594,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     ack_seq: Number = 0
     # the worker takes no new requests: it is about to stop, or the store does not take its acks
     draining: bool = False
+    # it leaves: at this instant it gives up what its planner has not moved by then
+    leaves_unix_s: Finite | None = None
     # the profile itself where it is not a shipped one: measured by the worker on its engine, or the
     # operator's own; shared/core/announced.py checks it
     fitted: ProfileFile | None = None

@@ -159,8 +159,10 @@ class ReplicaPlanner:
         if stale:
             raise StaleEpoch(str(stale[0]))
 
-    def heard(self, announce: Announce) -> None:
-        """The worker announced itself, so it lives. A new incarnation holds nothing."""
+    def heard(self, announce: Announce, receivers: int) -> None:
+        """The worker announced itself, so it lives. A new incarnation holds nothing.
+        `receivers`: the other replicas of its model that take requests.
+        """
         self.heard_unix_s = self._clock.unix_s()
         # the worker was started again and has measured its profile anew
         if (announce.profile, announce.fitted, announce.draft) != self._profile:
@@ -169,7 +171,7 @@ class ReplicaPlanner:
             self._incarnation = announce.incarnation
             self._inbox.put(Refused("another incarnation"))  # once for each incarnation
         else:
-            self._inbox.offer(Heartbeat(announce))
+            self._inbox.offer(Heartbeat(announce, receivers))
 
     # ------------------------------------------------------------ the core's actions
 

@@ -77,7 +77,17 @@ class Planner:
         self._workers[announce.replica] = (announce, self._clock.unix_s())
         planner = self._planners.get(announce.replica)
         if planner is not None:
-            planner.heard(announce)
+            planner.heard(announce, self._receivers(announce))
+
+    def _receivers(self, leaving: Announce) -> int:
+        """The number of replicas that could go on with the requests of this one, if it leaves."""
+        if leaving.leaves_unix_s is None:
+            return 0
+        heard_unix_s = self._clock.unix_s() - self._cfg.lost_s
+        return sum(
+            other.model == leaving.model and not other.draining and at_unix_s > heard_unix_s
+            for other, at_unix_s in self._workers.values()
+        )
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Lease replicas that no planner has; the more this one holds, the later it tries."""

@@ -116,11 +116,12 @@ class WorkerService:
         self._acks_since_snapshot = 0
         self._published_ack_seq = 0
         self._draining = asyncio.Event()
+        self._leaves_unix_s: float | None = None
 
     # ------------------------------------------------------------ life
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`, then give every request back and leave."""
+        """Serve until `stop`, then leave when every request has ended or goes on elsewhere."""
         if not await before(stop, self._writer.register()):
             return
         replica = self._replica
@@ -165,12 +166,17 @@ class WorkerService:
             raise FencedError(str(fences[0]))
 
     async def _drain(self) -> None:
-        """Give every request back; leave when all are settled, or after drain_s."""
+        """Go on while the planner moves requests elsewhere, one after another. What is left for the
+        last fifth of drain_s is given up at once.
+        """
+        deadline = self._clock.unix_s() + self._cfg.drain_s
+        self._leaves_unix_s = deadline - self._cfg.drain_s / 5
         self._draining.set()
         await self._announce()
+        while self.core.held and self._clock.unix_s() < self._leaves_unix_s:
+            await asyncio.sleep(0.02)
         self.core.drain()
         self._wake.set()
-        deadline = self._clock.unix_s() + self._cfg.drain_s
         while (
             self.core.held or self.core.unsettled or not self._writer.queue.empty()
         ) and self._clock.unix_s() < deadline:
@@ -400,6 +406,7 @@ class WorkerService:
             epoch=self.core.epoch,
             ack_seq=self._published_ack_seq,
             draining=self._draining.is_set() or self._writer.waits,
+            leaves_unix_s=self._leaves_unix_s,
             fitted=self._fitted,
             pace=self._cfg.pace if facts.engine == "sim" else 1.0,
             draft=facts.draft,

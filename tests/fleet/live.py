@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -229,6 +229,15 @@ async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
         )
 
     await _until_all(bus, replicas, idle)
+
+
+async def until_ready(bus: NatsBus, replicas: Sequence[str]) -> None:
+    """Wait until every replica publishes that it takes requests, also while the server is gone."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with suppress(BusError):
+                return await _until_all(bus, replicas, lambda digest: digest.accepting)
+            await asyncio.sleep(0.1)
 
 
 async def until_running(bus: NatsBus, replica: str) -> None:

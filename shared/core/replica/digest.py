@@ -3,6 +3,7 @@ know of a replica, the list of held requests, and the numbers that its planner e
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -111,6 +112,17 @@ def _entry(table: RequestTable, slot: int) -> RosterEntry:
         next_due_unix_s=float(table.next_due_unix_s[row]),
         thinking=bool(table.thinking[row]),
     )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts that the planner exports, or the simulator reads."""
+
+    plans: int = 0
+    acks: int = 0
+    resyncs: int = 0
+    mispredicted_entries: int = 0
+    forced_preemptions: int = 0
 
 
 class Figures(NamedTuple):

@@ -105,9 +105,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker announced itself: its facts may have changed, and it tells its newest ack."""
+    """The worker announced itself: its facts may have changed, and it tells its newest ack.
+    `receivers`: the other replicas of its model that take requests.
+    """
 
     announce: Announce
+    receivers: int = 0
 
 
 ReplicaEvent = Synced | Offered | HoldDone | Acked | Leapt | Refused | Heartbeat | Tick

@@ -10,14 +10,14 @@ acks (reconciliation), what the policy has chosen ahead (planned_ahead), the ord
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
 from shared.columns import unpack
+from shared.core.leaving import Leaving
 from shared.core.replica.ack_columns import OutOfSync
-from shared.core.replica.digest import Figures, digest_of, figures_of, loads_of, roster
+from shared.core.replica.digest import Counters, Figures, digest_of, figures_of, loads_of, roster
 from shared.core.replica.events import (
     Acked,
     Heartbeat,
@@ -52,17 +52,6 @@ from shared.vocabulary import FinishReason
 AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts that the planner exports, or the simulator reads."""
-
-    plans: int = 0
-    acks: int = 0
-    resyncs: int = 0
-    mispredicted_entries: int = 0
-    forced_preemptions: int = 0
-
-
 class ReplicaCore:
     """Plans for one replica under one lease epoch."""
 
@@ -91,6 +80,7 @@ class ReplicaCore:
         self._acked_seq = 0
         self._desk = OfferDesk()
         self._planned = PlannedAhead()
+        self._leaving = Leaving()
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
         self._idle = True  # the policy had nothing to run and nothing has happened since
@@ -136,8 +126,8 @@ class ReplicaCore:
                 self._on_leapt(event)
             case Refused():
                 raise OutOfSync(event.reason)
-            case Heartbeat(announce):
-                self._on_heartbeat(announce)
+            case Heartbeat(announce, receivers):
+                self._on_heartbeat(announce, receivers)
             case Tick():
                 pass
             case _:
@@ -188,12 +178,15 @@ class ReplicaCore:
         self._idle = False
         self._last_end_unix_s = now_unix_s
 
-    def _on_heartbeat(self, announce: Announce) -> None:
+    def _on_heartbeat(self, announce: Announce, receivers: int) -> None:
         """An ack that the last heartbeat reported, and that has not come by this one, is lost."""
         last = self._announce
         if not self.synced or last is None or announce.incarnation != last.incarnation:
             return
         self._announce = announce
+        self._leaving.heard(announce, receivers)
+        if self._leaving:
+            self._idle = False
         if last.ack_seq > self._reconciliation.ack_seq:
             raise OutOfSync(f"ack {last.ack_seq} was missed")
 
@@ -391,9 +384,12 @@ class ReplicaCore:
         assert self._policy.declared.drops or all(
             why != FinishReason.DROPPED for _, why in choice.release
         ), "an undeclared drop"
+        moving = self._leaving.give_up(self._view(start)[0]) if self._leaving else ()
         orders = write_orders(
-            choice, self._expired, table, self._ahead, hand_back=self._set.hand_back
+            choice, self._expired, moving, table, self._ahead, hand_back=self._set.hand_back
         )
+        if moving:
+            self._planned.forget()
         self._expired.clear()
         if orders.relegated:  # these may have waited too long for a first token already
             leaves_unix_s = float(table.leaves_unix_s().min(initial=math.inf))
@@ -463,7 +459,7 @@ class ReplicaCore:
     @property
     def repeats(self) -> int:
         """As PlannedAhead.repeats: the iterations that a driver of virtual time may leap over."""
-        return self._planned.repeats(self._table, self._ahead.flights)
+        return 0 if self._leaving else self._planned.repeats(self._table, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
         """The digest for routers; None before the first resync."""

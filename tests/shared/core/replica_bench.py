@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.worker.engines.sim.engine import readable_token
 from shared.columns import pack, unpack_list
@@ -17,7 +18,7 @@ from shared.core.record import record as life
 from shared.core.record.record import FINAL
 from shared.core.record.states import State, state_of
 from shared.core.record.verdict import ended
-from shared.core.replica.events import Offered, Refused
+from shared.core.replica.events import Heartbeat, Offered, Refused
 from shared.policy.seam import Phase, View
 from shared.schemas import (
     AttemptOver,
@@ -59,7 +60,7 @@ class Act:
     """Something that happens at an instant: `what` to request `who` (modulo their number)."""
 
     at_s: float
-    # cancel, withdraw, drain, resync, takeover, false_ack, lose_ack, lose_plan, lose_hold
+    # cancel, withdraw, drain, leave, resync, takeover, false_ack, lose_ack, lose_plan, lose_hold
     what: str
     who: int = 0
 
@@ -256,6 +257,11 @@ class Bench(Shells):
             case "drain":
                 self.worker.drain()
                 self.go_on()
+            case "leave":  # and stay after all: there is no other replica here
+                leaves = replace(self.announce, leaves_unix_s=self.line.now_s + 0.2)
+                self.feed(self.core, Heartbeat(leaves, receivers=1))
+                stays = Heartbeat(self.announce)
+                self.line.after(0.1, lambda: self.feed(self.core, stays))
             case _:
                 pass
 

@@ -25,7 +25,7 @@ SLOS = st.sampled_from(
         Slo(ttft_s=0.5, thinking_tbt_s=0.05),
     ]
 )
-ACTS = ["cancel", "withdraw", "drain"]
+ACTS = ["cancel", "withdraw", "drain", "leave"]
 FAULTS = ["lose_ack", "false_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
 

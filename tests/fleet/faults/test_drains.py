@@ -1,0 +1,169 @@
+"""Tests of a fleet under load whose processes leave, die and come back, one after another: no
+request fails, and no client gets a token twice or misses one.
+
+SLACKLINE_DRAINS=200 does two hundred of them, in a quarter of an hour; `pytest -s` prints the
+longest pause that a client saw, by what was done meanwhile.
+"""
+
+import asyncio
+import json
+import os
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.nats import NatsBus
+from shared.client.client import Client
+from shared.schemas import GenerateRequest, Sampling
+from tests.fleet.live import WAIT_S, Wire, ask, check, client_of, replay_of, until_ready
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SEED = 20_261_130
+TIMES = int(os.environ.get("SLACKLINE_DRAINS", "8"))
+RATE = 6.0  # requests a second, half of them by HTTP
+SPEC = FleetSpec(replicas=3, pace=0.5, drain_s=3.0)
+WORKERS = ("worker-r1", "worker-r2", "worker-r3")
+OTHERS = ("planner", "admission", "relegation", "gateway", "nats-server")
+
+
+@dataclass
+class Seen:
+    """The instants at which tokens came, by request, and what was done meanwhile."""
+
+    heard_s: list[list[float]] = field(default_factory=list)
+    done: list[tuple[str, float]] = field(default_factory=list)  # what, from
+
+    def longest_pauses_s(self) -> dict[str, float]:
+        """By what was done last before it ended: the longest time between two tokens."""
+        longest: dict[str, float] = defaultdict(float)
+        for times_s in self.heard_s:
+            for before_s, after_s in pairwise(times_s):
+                done = bisect([from_s for _, from_s in self.done], after_s)
+                what = self.done[done - 1][0] if done else "nothing"
+                longest[what] = max(longest[what], after_s - before_s)
+        return longest
+
+
+async def by_nats(bus: NatsBus, client: Client, wire: Wire, seen: Seen, rng: Random) -> None:
+    """A request over NATS, compared with the log as soon as it has ended."""
+    sampling = Sampling(
+        max_tokens=rng.randint(50, 250), temperature=rng.choice((0.0, 1.0)), ignore_eos=True
+    )
+    request = GenerateRequest(
+        request_id=f"nats-{rng.getrandbits(64):x}",
+        prompt="x" * rng.randint(20, 6000),
+        sampling=sampling,
+    )
+    one = await ask(client, request, rng.choice(("interactive", "chat", "batch")))
+    await check(bus, wire, [one])
+    seen.heard_s.append(one.heard_s)
+
+
+async def by_http(bus: NatsBus, http: httpx.AsyncClient, seen: Seen, rng: Random) -> None:
+    """A streamed completion. A client whose stream is cut asks with the same id once more, and gets
+    the text from its first token.
+    """
+    name, tokens = f"http-{rng.getrandbits(64):x}", rng.randint(50, 250)
+    body = {
+        "prompt": "x" * rng.randint(20, 6000),
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    loop, heard_s, text, whole = asyncio.get_running_loop(), list[float](), "", False
+    while not whole:
+        text, known = "", len(heard_s)
+        try:
+            async with http.stream(
+                "POST", "/v1/completions", json=body, headers={"idempotency-key": name}
+            ) as stream:
+                async for line in stream.aiter_lines():
+                    whole = whole or line == "data: [DONE]"
+                    if line.startswith("data: {"):
+                        chunk = json.loads(line.removeprefix("data: "))
+                        if "error" in chunk:
+                            break
+                        text += "".join(choice["text"] for choice in chunk["choices"])
+                        known -= 1
+                        if known < 0:
+                            heard_s.append(loop.time())
+        except httpx.HTTPError:
+            pass
+        if not whole:
+            await asyncio.sleep(0.1)
+    replay = await replay_of(bus, GenerateRequest(request_id=name))
+    assert text == replay.text, name
+    assert replay.verdict is not None and replay.verdict.output_tokens == tokens, name
+    seen.heard_s.append(heard_s)
+
+
+@pytest.mark.slow
+async def test_whoever_leaves_or_dies_no_request_is_lost_and_no_token_comes_twice(
+    tmp_path: Path,
+) -> None:
+    print(f"seed {SEED}")
+    rng, seen, stopped = Random(SEED), Seen(), asyncio.Event()
+    async with (
+        Fleet(replace(SPEC, store=tmp_path)) as fleet,
+        client_of(fleet) as (bus, client, wire),
+        httpx.AsyncClient(base_url=fleet.http_url, trust_env=False, timeout=WAIT_S) as http,
+    ):
+
+        async def load() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                while not stopped.is_set():
+                    of = Random(rng.getrandbits(64))
+                    tasks.create_task(by_nats(bus, client, wire, seen, of))
+                    tasks.create_task(by_http(bus, http, seen, of))
+                    await asyncio.sleep(2 / RATE)
+
+        async def disturb() -> None:
+            loop = asyncio.get_running_loop()
+            for number in range(TIMES):
+                what, act = drawn(fleet, number, rng)
+                await until_ready(bus, fleet.replicas)
+                await asyncio.sleep(0.7)  # some load, not a state to wait for
+                seen.done.append((what, loop.time()))
+                await act()
+            stopped.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load())
+            tasks.create_task(disturb())
+    print(f"{len(seen.heard_s)} requests, {len(seen.done)} times; longest pauses:")
+    for what, pause_s in sorted(seen.longest_pauses_s().items()):
+        times = sum(what == done for done, _ in seen.done)
+        print(f"  {what} ({times}): {pause_s:.2f} s")
+    assert len(seen.done) == TIMES
+
+
+def drawn(fleet: Fleet, number: int, rng: Random) -> tuple[str, Callable[[], Awaitable[None]]]:
+    """The next thing that happens: every second time a worker leaves, else something dies or is
+    restarted.
+    """
+    if number % 2 == 0:
+        name, leaves = rng.choice(WORKERS), True
+    else:
+        name, leaves = (*OTHERS, "worker-r1")[number // 2 % 6], number // 12 % 2 == 1
+    child = fleet.process(name)
+
+    async def act() -> None:
+        if leaves:
+            await child.restart()
+        else:
+            starts = child.starts
+            child.kill()
+            async with asyncio.timeout(WAIT_S):
+                while child.starts == starts:
+                    await asyncio.sleep(0.05)
+
+    kind = "worker" if name in WORKERS else name
+    return f"{kind} {'leaves' if leaves else 'is killed'}", act
