@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         """
         --workers R1,R2,... (required): the replicas of the workers; each has a log of its own
-        --copies N = 1: servers of the NATS cluster that keep each stream
+        --copies N (int): servers of the NATS cluster that keep each stream; one, or as many as now
         """,
     )
     add_access_arguments(parser, "the operator")
@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _make(access: Access, replicas: list[str], copies: int) -> None:
+async def _make(access: Access, replicas: list[str], copies: int | None) -> None:
     async with connecting(access, "slackline-streams", OPERATOR) as bus:
-        for broken in await bus.make_streams(replicas, copies):
-            print(broken)
+        for told in await bus.make_streams(replicas, copies):
+            print(told)
     print(f"the buckets, and the logs of {', '.join(replicas)}, are there")

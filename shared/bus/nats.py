@@ -245,9 +245,10 @@ class NatsBus:
         provision.check_server(self._client)
         await provision.check_streams(self._client, self._user, self._store_timeout_s)
 
-    async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> list[str]:
-        """Make the missing buckets and logs of these replicas, with this many copies. Only the
-        operator may. Returns in words what was broken. Raises ConfigError, BusTimeout.
+    async def make_streams(self, replicas: Iterable[str], copies: int | None = None) -> list[str]:
+        """Make the missing buckets and logs of these replicas, and bring the others to this
+        release and this many copies. Only the operator may. Returns in words what was broken or
+        changed. Raises ConfigError, BusTimeout.
         """
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 

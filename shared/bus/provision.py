@@ -38,6 +38,7 @@ HISTORY_S = 86_400.0  # the operator may change it
 # 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
 # seconds, except for entries that a request from before the worker's last start still needs.
 LOG_BYTES = 128 * 1024 * 1024
+COPIES = 1  # of a new stream, where the operator names no number
 ALREADY_EXISTS = 10058
 NO_SPACE = 10047
 _TRIES = 5
@@ -55,6 +56,8 @@ _RELIED_ON = (
     "allow_rollup_hdrs",
     "discard",
 )
+# Those that a release may change: `slackline streams` brings the streams of an earlier one to it.
+_CHANGED = ("max_msgs_per_subject", "max_age", "allow_direct", "allow_rollup_hdrs", "discard")
 
 
 def check_server(client: Client) -> None:
@@ -130,19 +133,57 @@ def log_config(replica: str, copies: int) -> StreamConfig:
 
 
 async def make_streams(
-    client: Client, replicas: Iterable[str], copies: int, timeout_s: float
+    client: Client, replicas: Iterable[str], copies: int | None, timeout_s: float
 ) -> list[str]:
-    """Make missing streams, and check the others. Returns a sentence for each stream that has
-    messages although it was just made: nats-server had lost it by a broken meta.inf. Raises
-    ConfigError where one differs or cannot be made, BusTimeout.
+    """Make missing streams, and bring those of an earlier release to this one. `copies`: of each;
+    None: COPIES of new ones, and the others keep theirs.
+
+    Returns a sentence for each stream that was changed, or that has messages although it was just
+    made: nats-server had lost it by a broken meta.inf. Raises ConfigError where one is not ours or
+    cannot be made, BusTimeout.
     """
-    logs = [log_config(check_id(replica, "replica"), copies) for replica in replicas]
-    configs = (*bucket_configs(copies), *logs)
+    made = COPIES if copies is None else copies
+    logs = [log_config(check_id(replica, "replica"), made) for replica in replicas]
+    told = []
+    for config in (*bucket_configs(made), *logs):
+        told += await _change(client, config, copies, timeout_s)
+        if messages := await _make(client, config, timeout_s):
+            told.append(
+                f"nats-server could not read the meta.inf of the stream {config.name}: made again, "
+                f"it has its {messages} messages"
+            )
+    return told
+
+
+async def _change(
+    client: Client, wanted: StreamConfig, copies: int | None, timeout_s: float
+) -> list[str]:
+    """Give a stream that is there the settings of this release, and so many copies. Sizes and all
+    else that is the operator's stay. Returns what was changed, in words.
+    """
+    stream = client.jetstream(timeout=timeout_s)
+    assert wanted.name is not None
+    try:
+        present = (await stream.stream_info(wanted.name)).config
+    except (nats.js.errors.Error, nats.errors.TimeoutError):
+        return []  # `_make` makes it, or says why it cannot
+    names = [name for name in _CHANGED if (wanted.name, name) != (HISTORY, "max_age")]
+    if copies is not None:
+        names.append("num_replicas")
+    changes = {
+        name: getattr(wanted, name)
+        for name in names
+        if (getattr(present, name) or None) != (getattr(wanted, name) or None)
+    }
+    if not changes or (present.subjects, present.storage) != (wanted.subjects, wanted.storage):
+        return []
+    try:
+        await stream.update_stream(replace(present, **changes))
+    except nats.js.errors.APIError as error:
+        raise ConfigError(f"cannot change the stream {wanted.name}: {error}") from error
     return [
-        f"nats-server could not read the meta.inf of the stream {config.name}: made again, it has "
-        f"its {messages} messages"
-        for config in configs
-        if (messages := await _make(client, config, timeout_s))
+        f"the stream {wanted.name} has now {name} {value} (before: {getattr(present, name)})"
+        for name, value in changes.items()
     ]
 
 

@@ -23,12 +23,13 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.nats import NatsBus
 from shared.client.client import Client
 from shared.schemas import GenerateRequest, Sampling
+from shared.vocabulary import FinishReason
 from tests.fleet.live import WAIT_S, Wire, ask, check, client_of, replay_of, until_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEED = 20_261_130
 TIMES = int(os.environ.get("SLACKLINE_DRAINS", "8"))
-RATE = 6.0  # requests a second, half of them by HTTP
+RATE = 5.0  # requests a second, half of them by HTTP
 SPEC = FleetSpec(replicas=3, pace=0.5, drain_s=3.0)
 WORKERS = ("worker-r1", "worker-r2", "worker-r3")
 OTHERS = ("planner", "admission", "relegation", "gateway", "nats-server")
@@ -53,23 +54,31 @@ class Seen:
 
 
 async def by_nats(bus: NatsBus, client: Client, wire: Wire, seen: Seen, rng: Random) -> None:
-    """A request over NATS, compared with the log as soon as it has ended."""
+    """A request over NATS, compared with the log as soon as it has ended. Where it is refused,
+    since too little of the fleet is left, the client asks anew.
+    """
     sampling = Sampling(
         max_tokens=rng.randint(50, 250), temperature=rng.choice((0.0, 1.0)), ignore_eos=True
     )
-    request = GenerateRequest(
-        request_id=f"nats-{rng.getrandbits(64):x}",
-        prompt="x" * rng.randint(20, 6000),
-        sampling=sampling,
-    )
-    one = await ask(client, request, rng.choice(("interactive", "chat", "batch")))
+    tier = rng.choice(("interactive", "chat", "batch"))
+    while True:
+        request = GenerateRequest(
+            request_id=f"nats-{rng.getrandbits(64):x}",
+            prompt="x" * rng.randint(20, 6000),
+            sampling=sampling,
+        )
+        one = await ask(client, request, tier)
+        if one.verdict is None or one.verdict.finish_reason is not FinishReason.REFUSED:
+            break
+        assert not one.tokens
+        await asyncio.sleep(1.0)
     await check(bus, wire, [one])
     seen.heard_s.append(one.heard_s)
 
 
 async def by_http(bus: NatsBus, http: httpx.AsyncClient, seen: Seen, rng: Random) -> None:
     """A streamed completion. A client whose stream is cut asks with the same id once more, and gets
-    the text from its first token.
+    the text from its first token. One that is refused asks anew.
     """
     name, tokens = f"http-{rng.getrandbits(64):x}", rng.randint(50, 250)
     body = {
@@ -85,6 +94,9 @@ async def by_http(bus: NatsBus, http: httpx.AsyncClient, seen: Seen, rng: Random
             async with http.stream(
                 "POST", "/v1/completions", json=body, headers={"idempotency-key": name}
             ) as stream:
+                if stream.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                    name = f"http-{rng.getrandbits(64):x}"
+                    assert not heard_s, "refused after tokens came"
                 async for line in stream.aiter_lines():
                     whole = whole or line == "data: [DONE]"
                     if line.startswith("data: {"):
@@ -98,7 +110,7 @@ async def by_http(bus: NatsBus, http: httpx.AsyncClient, seen: Seen, rng: Random
         except httpx.HTTPError:
             pass
         if not whole:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
     replay = await replay_of(bus, GenerateRequest(request_id=name))
     assert text == replay.text, name
     assert replay.verdict is not None and replay.verdict.output_tokens == tokens, name

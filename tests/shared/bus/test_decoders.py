@@ -18,20 +18,8 @@ from shared.errors import PeerError
 from shared.measure import Measure
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 from tests.generated import encoded, fuzzed, near, seeds, tampered, valid
+from tests.shared.bus.kinds import KINDS
 
-# what is decoded as a whole; the other structs are parts of these
-KINDS: list[Any] = [
-    schemas.GenerateRequest, schemas.Received, schemas.Refused, schemas.Attach, schemas.Replay,
-    schemas.Explain, schemas.Explanation,
-    schemas.StreamEvent, schemas.Body, schemas.Resume, schemas.Record, schemas.Offer,
-    schemas.OfferAnswer, schemas.Digest, schemas.Announce, schemas.Hold, schemas.HoldAnswer,
-    schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
-    schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
-    schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.TimeAsked, schemas.TimeTold,
-    schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
-    schemas.RosterAnswer, schemas.FindEnded, schemas.FoundEnded,
-    schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
-]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
 from loadgen.fleet.nats_server import NatsServer
+from shared.bus.api import LEASE_TTL_S
 from shared.bus.nats import NatsBus, connect
 from shared.bus.users import Role, User
 from shared.errors import BusError, BusTimeout, ConfigError
@@ -173,3 +175,29 @@ async def test_a_stream_with_a_broken_meta_inf_is_told_and_made_again_with_what_
         entry = await bus.requests.get("s.kept")
         assert entry is not None and (entry.value, entry.revision) == (b"record", revision)
         assert await bus.make_streams(["r0"]) == []
+
+
+async def test_a_stream_of_an_earlier_release_gets_the_settings_of_this_one_and_keeps_the_rest(
+    nats_server: NatsServer,
+) -> None:
+    async with connect(nats_server.url, "operator") as bus:
+        await bus.requests.create("s.kept", b"record")
+        stream = bus._client.jetstream()
+        for name, values in (
+            ("KV_leases", {"max_age": 60.0}),
+            ("KV_requests", {"allow_direct": False, "max_bytes": 777_000_000}),
+        ):
+            present = (await stream.stream_info(name)).config
+            await stream.update_stream(dataclasses.replace(present, **values))
+        with pytest.raises(ConfigError, match="KV_requests was made by something else"):
+            await let_in(nats_server.url)
+        told = await bus.make_streams(["r0"])
+        assert told == [
+            "the stream KV_requests has now allow_direct True (before: False)",
+            f"the stream KV_leases has now max_age {LEASE_TTL_S} (before: 60.0)",
+        ]
+        assert (await stream.stream_info("KV_requests")).config.max_bytes == 777_000_000
+        entry = await bus.requests.get("s.kept")
+        assert entry is not None and entry.value == b"record"
+        assert await bus.make_streams(["r0"]) == []
+    await let_in(nats_server.url)
