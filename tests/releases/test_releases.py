@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shared.bus import codec
-from tests.shared.releases.sample import FOLDER, Release, all_kinds, shapes
+from tests.releases.sample import FOLDER, Release, all_kinds, shapes
 
 RELEASES = [
     msgspec.json.decode(path.read_bytes(), type=Release) for path in sorted(FOLDER.glob("*.json"))
