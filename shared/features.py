@@ -18,7 +18,10 @@ ADAPTER = "adapter:"
 
 
 class Able(Protocol):
-    """A replica's abilities: an Announce or a Digest."""
+    """A replica's model and abilities: an Announce or a Digest."""
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def features(self) -> Collection[str]: ...
@@ -44,6 +47,11 @@ def abilities(replica: Able) -> frozenset[str]:
 
 def meets(replica: Able, needed: Collection[str]) -> bool:
     return not needed or abilities(replica).issuperset(needed)
+
+
+def serves(replica: Able, model: str, needed: Collection[str]) -> bool:
+    """True if it is a replica of this model ("": any) and meets the needs."""
+    return model in ("", replica.model) and meets(replica, needed)
 
 
 def param(need: str, sampling: Sampling) -> str:

@@ -160,9 +160,17 @@ class FirstMissed(Struct, frozen=True, kw_only=True):
     cause_s: float  # of the time until then, what went into that cause
 
 
-class Tokenize(Struct, frozen=True, kw_only=True, tag="tokenize", forbid_unknown_fields=True):
+class Tokenize(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    tag="tokenize",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """A client asks for the tokens of a prompt or of messages; Tokenized or Refused answers."""
 
+    model: ShortText = ""  # whose tokens; empty: the model of a request that names none
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -177,9 +185,17 @@ class Tokenized(Struct, frozen=True, kw_only=True, tag="tokenized"):
     names: list[str] = field(default_factory=list)
 
 
-class Detokenize(Struct, frozen=True, kw_only=True, tag="detokenize", forbid_unknown_fields=True):
+class Detokenize(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    tag="detokenize",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """A client asks for the text of tokens. The answer is Detokenized or Refused."""
 
+    model: ShortText = ""  # as in Tokenize
     tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
 
 
@@ -285,6 +301,7 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
     happenings: list[Happening]
     left_out: Count  # happenings, from the middle
     verdict: Verdict | None
+    model: str = ""  # empty: any
 
 
 class FindEnded(Struct, frozen=True, kw_only=True):
@@ -419,6 +436,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: bytes = b""  # its body, sealed, where that is small; until it ends
     ended_by: str = ""  # drawn anew for each try to end it: one of these wrote the end
     thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
+    model: ShortText = ""  # only replicas of this model take it; empty: any
 
     @property
     def work_tokens(self) -> int:
@@ -465,6 +483,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answering: bool = False
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # features its replica must have
+    model: str = ""  # of its replica; empty: any
     weight: Weight = 1.0  # of its tenant
     hops_left: Count = 0  # replicas that may be asked if this one declines
 
@@ -542,6 +561,7 @@ class PoolLane(Struct, frozen=True, kw_only=True):
     weight: Weight  # of the tenant
     requests: Count
     tokens: Count  # work: prompt and longest output of each
+    model: str = ""  # that they are for; empty: any
 
 
 class PoolDigest(Struct, frozen=True, kw_only=True):
@@ -550,6 +570,8 @@ class PoolDigest(Struct, frozen=True, kw_only=True):
     # work that the fleet takes out of the pool, while requests wait
     tokens_s: Annotated[float, Meta(ge=0, le=1e12)]
     lanes: list[PoolLane]  # those with most work; POOL_LANES at most
+    # the part of `tokens_s` that replicas of each model take, where there are several models
+    rates: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
 
 
 # ---------------------------------------------------------------- planner <-> worker
@@ -610,6 +632,9 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
+    # of its model, as the worker sees it: an admission that sees it, too, has the tokenizer there
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    vocabulary: Count = 0  # number of its model's token ids; 0: not told
     time: EngineTime = EngineTime()
 
 
@@ -915,6 +940,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     arrived_unix_s: float = 0.0
     verdict: Verdict | None = None
     requests: Count = 1  # more than one only if they were refused
+    model: str = ""  # empty: not known
 
 
 class Roster(Struct, frozen=True, kw_only=True):

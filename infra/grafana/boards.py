@@ -79,6 +79,22 @@ SLO = board(
         Query(f"slackline:burn:ratio6h{{{TIER}}}", "{{tier}} 6 h"),
     ),
     panel(
+        "Attainment over offered, by model",
+        "Requests that were refused unread are of no model.",
+        "percentunit",
+        Query(
+            f"sum by (model_name) ({rate(MET)}) / sum by (model_name) ({rate(OFFERED)})",
+            "{{model_name}}",
+        ),
+        most=1,
+    ),
+    panel(
+        "Offered, by model",
+        "Requests a second whose outcome became known.",
+        "reqps",
+        summed("model_name", "slackline_offered_total", TIER),
+    ),
+    panel(
         "Violations by kind",
         "The bound that was broken first; or unfinished, or refused for want of room.",
         "reqps",

@@ -253,6 +253,7 @@ def _facts(found: Explanation) -> str:
     first, *rest = bounds or ["none"]
     request = [
         f"{found.tenant}/{found.tier}",
+        *([found.model] if found.model else []),
         f"{found.prompt_tokens:,} tokens of prompt",
         f"{found.output_tokens:,} of answer",
         state,

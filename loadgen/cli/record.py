@@ -26,7 +26,7 @@ from shared.process.fleet_time import FleetTime
 from shared.schemas import Digest, Ended, PoolDigest
 from shared.vocabulary import ReplicaId
 
-COLUMNS = (*NORMALISED, "tier", "tenant")
+COLUMNS = (*NORMALISED, "tier", "tenant", "model")
 LONGEST_S = 1e7  # of one recording, nearly four months
 TOLD_S = 5.0  # between two lines of progress
 WAIT_S = 60.0
@@ -106,7 +106,7 @@ class Recording:
         else:
             tenant, _, _ = ended.key.partition(".")
             lengths = verdict.prompt_tokens, verdict.output_tokens
-            self._rows.append((f"{arrival_s:.6f}", *lengths, ended.tier, tenant))
+            self._rows.append((f"{arrival_s:.6f}", *lengths, ended.tier, tenant, ended.model))
 
     @property
     def in_words(self) -> str:

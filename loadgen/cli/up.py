@@ -49,12 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
-        --replicas N (int): number of workers, each with an engine (default: 2 with sim, 1 with
-            vllm; with torch one per GPU, or per two cores without)
+        --replicas N (int): number of workers, each with an engine; with several models, of each
+            (default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)
         --engine torch|vllm|sim = torch: torch and vllm run a real model; sim has the timing of a
             GPU and answers nonsense
-        --model NAME|FOLDER: torch, vllm: a shipped model, or a folder in Hugging Face format
-            (default: {models.DEFAULT})
+        --model [NAME=]FOLDER (repeated): torch, vllm: a shipped model, or a folder in Hugging Face
+            format (default: {models.DEFAULT}); sim: NAME=PROFILE. May be repeated, for several
+            models in one fleet; NAME is what clients call it
         --vllm NAME=VALUE (repeated): vllm: an argument of its engine, with the value in JSON; may
             be repeated
         --adapter NAME=FOLDER (repeated): vllm: a LoRA adapter; may be repeated
@@ -107,15 +108,18 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         load_tiers(args.tiers)
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
-    if args.model and args.engine == "sim":
-        raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
+    served = served_models(args.model, args.engine)
     if args.engine != "sim":
-        _check_model("--model", models.folder(args.model or models.DEFAULT), ("tokenizer.json",))
+        for folder in served.values():
+            _check_model("--model", models.folder(folder), ("tokenizer.json",))
+    if len(served) > 1 and (args.draft_model or adapters):
+        raise ConfigError("--draft-model and --adapter are for a fleet with one model")
+    model = next(iter(served.values()), models.DEFAULT)
     if args.draft_model and args.engine != "torch":
         raise ConfigError(
             "--draft-model needs the torch engine; vllm: --vllm speculative_config=..."
         )
-    draft = models.draft_folder(args.draft_model, args.model or models.DEFAULT)
+    draft = models.draft_folder(args.draft_model, model)
     if draft is not None:
         _check_model("--draft-model", draft)
     if (vllm or adapters) and args.engine != "vllm":
@@ -136,11 +140,13 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         noted=True,
         replicas=args.replicas
         if args.replicas is not None
-        else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
+        else {"sim": 2, "vllm": 1}.get(args.engine)
+        or max(torch_replicas() // max(len(served), 1), 1),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
-        model=args.model or models.DEFAULT,
+        model=model,
+        models=served if any("=" in each for each in args.model) or len(served) > 1 else {},
         draft_model=args.draft_model,
         profile=args.profile,
         pace=args.pace,
@@ -159,6 +165,26 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     )
     spec.check()
     return spec
+
+
+def served_models(written: Sequence[str], engine: str) -> dict[str, str]:
+    """The models of --model: by name the folder, or for sim the profile. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in written:
+        name, _, where = text.rpartition("=")
+        if engine == "sim":
+            if not name:
+                raise ConfigError(
+                    f"--model {text}: for sim write NAME=PROFILE; a model needs a "
+                    "real engine: --engine torch, or vllm"
+                )
+            profiles.read(where)
+        else:
+            name = name or models.folder(where).resolve().name
+        if name in found:
+            raise ConfigError(f"--model {text}: there are two models {name}")
+        found[name] = where
+    return found
 
 
 def _check_model(option: str, folder: Path, more: Sequence[str] = ()) -> None:
@@ -240,16 +266,13 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
         numbers.append(signal.SIGHUP)  # the terminal was closed
     for number in numbers:
         loop.add_signal_handler(number, on_signal)
-    engine = (
-        "simulated, with the timing of a GPU and nonsense for answers"
-        if spec.engine == "sim"
-        else spec.model
-    )
+    engine = " and ".join(spec.models) if spec.models else spec.model
+    if spec.engine == "sim":
+        names = f"{engine}, " if spec.models else ""
+        engine = f"{names}simulated, with the timing of a GPU and nonsense for answers"
     if spec.engine == "vllm":
         engine += " in vLLM, which may take minutes"
-    print(
-        f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''}: {engine}", flush=True
-    )
+    print(f"starting {spec.workers} replica{'s' if spec.workers > 1 else ''}: {engine}", flush=True)
     try:
         await starting
     except asyncio.CancelledError:
@@ -321,14 +344,20 @@ async def _welcome(fleet: Fleet, metrics: str) -> str:
     tenant = fleet.access(User(Role.TENANT, fleet.spec.tenants[0]))
     lines.append(f"keys    SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
     lines.append("        (for other users and programs; your `slackline` commands need none)")
-    me = sys.argv[0]
-    lines.append(f'try     {me} submit "What is a river?" --tier {tier} --max-tokens 64{url}')
-    lines.append(f"        {me} chat{url}")
+    me, named, in_body = sys.argv[0], "", ""
+    if len(fleet.spec.models) > 1:
+        model = next(iter(fleet.spec.models))
+        named, in_body = f" --model {model}", f'"model": "{model}", '
+    lines.append(
+        f'try     {me} submit "What is a river?" --tier {tier} --max-tokens 64{named}{url}'
+    )
+    lines.append(f"        {me} chat{named}{url}")
     if fleet.http_url:
         lines.append(
             f"        curl -N {fleet.http_url}/v1/chat/completions "
             f"-H 'Content-Type: application/json' {KEY_HEADER if with_key else ''}"
-            '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], '
+            f"-d '{{{in_body}"
+            '"messages": [{"role": "user", "content": "What is a river?"}], '
             '"max_tokens": 64, "stream": true}\''
         )
     lines.append("stop    Ctrl-C")

@@ -69,11 +69,13 @@ STOPPED = (("gateway",), ("worker",), ("planner", "relegation"), ("admission",),
 class FleetSpec:
     """The fleet to start. An empty text stands for the default of the services' configuration."""
 
-    replicas: int = 2
+    replicas: int = 2  # of each model
     policy: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
     model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
+    # several models in place of `model` and `profile`: by name the folder, or for sim the profile
+    models: Mapping[str, str] = field(default_factory=dict)
     draft_model: str = ""  # torch: as WorkerConfig has it
     profile: str = ""
     pace: float = 1.0  # sim: wall-clock seconds per second of the profile
@@ -100,6 +102,10 @@ class FleetSpec:
     drain_s: float = 5.0  # each service may take so long to stop
     # more of SLACKLINE_..., for every service
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        return self.replicas * max(len(self.models), 1)
 
     def check(self) -> None:
         """Raises ConfigError for a fleet that cannot be."""
@@ -167,7 +173,7 @@ class Fleet:
 
     @property
     def replicas(self) -> list[ReplicaId]:
-        return [ReplicaId(f"r{n}") for n in range(1, self.spec.replicas + 1)]
+        return [ReplicaId(f"r{n}") for n in range(1, self.spec.workers + 1)]
 
     @property
     def awaited(self) -> list[str]:
@@ -219,7 +225,7 @@ class Fleet:
             its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
             if pool:
                 its_own["SLACKLINE_WORKER_POOL"] = pool
-            its_own |= self._login(User(Role.WORKER, replica))
+            its_own |= model_of(self.spec, n) | self._login(User(Role.WORKER, replica))
             self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
         if self.spec.gateway:
             its_own = {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)}
@@ -277,12 +283,16 @@ class Fleet:
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec
-        model = "" if spec.engine == "sim" else spec.model
+        model = "" if spec.engine == "sim" or spec.models else spec.model
+        folders = {} if spec.engine == "sim" else spec.models
         given = {
             "SLACKLINE_POLICY": spec.policy,
             "SLACKLINE_SETTINGS": json.dumps(dict(spec.settings)) if spec.settings else "",
             "SLACKLINE_TIERS": spec.tiers,
             "SLACKLINE_ADMISSION_MODEL": model,
+            "SLACKLINE_ADMISSION_MODELS": ",".join(
+                f"{n}={folder}" for n, folder in folders.items()
+            ),
             "SLACKLINE_WORKER_MODEL": model,
             "SLACKLINE_WORKER_DRAFT_MODEL": spec.draft_model,
             "SLACKLINE_WORKER_PROFILE": spec.profile,
@@ -302,7 +312,7 @@ class Fleet:
             },
         }
         # More threads than cores make a model on the CPU ten times slower.
-        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.workers)))}
         return (
             threads
             # a port that all processes would want
@@ -316,7 +326,8 @@ class Fleet:
         """Each replica's pool: the policy's in turn, as simulated; empty without pools."""
         chosen = config.load(Chosen, "fleet", environment)
         pools = registry.make(chosen.policy, chosen.settings).declared.pools
-        return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
+        each = self.spec.replicas  # of one model, in a row
+        return {replica: pools[n % each % len(pools)] for n, replica in enumerate(self.replicas)}
 
     def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
         name, login = service if n == 0 else f"{service}-{n + 1}", self._login(User(Role(service)))
@@ -449,7 +460,17 @@ class Fleet:
 def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
     """The GPUs of worker n. Raises ConfigError where there are too few."""
     each = int(spec.vllm.get("tensor_parallel_size", 1))
-    return share_of(spec.engine, spec.replicas, each, n, environment)
+    return share_of(spec.engine, spec.workers, each, n, environment)
+
+
+def model_of(spec: FleetSpec, n: int) -> dict[str, str]:
+    """The model of worker n, where there are several."""
+    if not spec.models:
+        return {}
+    name, where = list(spec.models.items())[n // spec.replicas]
+    if spec.engine == "sim":
+        return {"SLACKLINE_WORKER_MODEL": name, "SLACKLINE_WORKER_PROFILE": where}
+    return {"SLACKLINE_WORKER_MODEL": where, "SLACKLINE_WORKER_SERVED_NAME": name}
 
 
 def _service(name: str) -> list[str]:

@@ -49,11 +49,15 @@ def tier_table(picture: Picture) -> Table:
 
 def replica_table(picture: Picture) -> Table:
     """State and work of each replica."""
-    out = _table("replica|>KV|>decode|>wait|>best-effort|>backlog|>tokens/s|>busy|state")
+    several = len({replica.model for replica in picture.replicas}) > 1
+    heads = "|>KV|>decode|>wait|>best-effort|>backlog|>tokens/s|>busy|state"
+    out = _table(f"replica{'|model' if several else ''}{heads}")
     for replica in picture.replicas:
-        state = _state(replica)
+        state, (name, *held) = _state(replica), _holds(replica)
         out.add_row(
-            *_holds(replica),
+            name,
+            *([Text(_short(replica.model, 24))] if several else []),
+            *held,
             seconds(replica.backlog_s),
             f"{replica.tokens_s:.0f}",
             f"{100 * replica.busy:.0f} %",

@@ -23,7 +23,9 @@ EACH_S = 0.6  # after the first worker was heard, every living one is within thi
 class Heartbeats:
     """The heartbeats of the workers, since the first of each was heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str | None = None) -> None:
+        """`model`: the one that the load names."""
+        self._model = model
         self._newest: dict[ReplicaId, Announce] = {}
         # by incarnation, since each counts from its own beginning
         self._first: dict[str, EngineTime] = {}
@@ -66,7 +68,7 @@ class Heartbeats:
             workers = await self.workers()
         except ConfigError as error:
             raise ConfigError(f"{error} --context N says what requests may have") from error
-        return min(worker.context_tokens for worker in workers.values())
+        return min(worker.context_tokens for worker in self._meant(workers))
 
     async def spent(self) -> EngineTime:
         """The time of all engines together, up to one more heartbeat of each."""
@@ -88,7 +90,12 @@ class Heartbeats:
         the worker with the longest context. Raises ConfigError if no worker is heard.
         """
         workers = await self.workers()
-        return profile_of(max(workers.values(), key=lambda worker: worker.context_tokens))
+        return profile_of(max(self._meant(workers), key=lambda worker: worker.context_tokens))
+
+    def _meant(self, workers: Mapping[ReplicaId, Announce]) -> list[Announce]:
+        """The workers of the model; all where it is none of theirs, as by an alias."""
+        every = list(workers.values())
+        return [worker for worker in every if worker.model == self._model] or every
 
 
 def resolved_by(profile: Profile, max_tokens: Callable[[PlannedRequest], int]) -> Resolve:

@@ -2,7 +2,7 @@
 same for the same seed, whatever serves it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from random import Random
 from typing import NamedTuple
@@ -29,6 +29,7 @@ class PlannedRequest(NamedTuple):
     # the round of its session that it follows: it is sent when that one has ended well
     after: int | None = None
     pause_s: float = 0.0  # between that end and its sending: the time that a tool takes
+    model: str = ""  # empty: it names none
 
 
 def plan_requests(
@@ -81,6 +82,28 @@ def plan_requests(
                     session=session,
                     after=number - 1 if turn else None,
                     pause_s=of.pause_s,
+                    model=drawn.model,
                 )
             )
     return plan
+
+
+def with_models(
+    requests: Sequence[PlannedRequest], shares: Mapping[str, float], seed: int
+) -> list[PlannedRequest]:
+    """The requests, each of which names a model: as recorded, or drawn by these shares. All rounds
+    of a session name the same. Raises ConfigError for a recorded model without a share.
+    """
+    names, weights = list(shares), list(accumulate(shares.values()))
+    found = []
+    for request in requests:
+        model = request.model
+        if not model:
+            rng = Random(f"{seed}/{request.session or request.number}/model")
+            model = rng.choices(names, cum_weights=weights)[0]
+        elif model not in shares:
+            raise ConfigError(
+                f"the trace has a request to the model `{model}`; there are {', '.join(names)}"
+            )
+        found.append(request._replace(model=model))
+    return found

@@ -38,8 +38,9 @@ class NatsSender:
         longest_output: int,
         context_tokens: int,
         prompts: Callable[[PlannedRequest], list[int]] | None = None,
+        model: str | None = None,
     ) -> None:
-        self._client = client
+        self._client, self._model = client, model
         self._clock = clock
         self._prompts = prompts or (
             lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens)
@@ -54,6 +55,7 @@ class NatsSender:
         request = GenerateRequest(
             request_id=f"load-{self._run}-{planned.number}",
             tenant=planned.tenant,
+            model=self._model,
             token_ids=self._prompts(planned),
             sampling=Sampling(
                 max_tokens=cap_tokens(

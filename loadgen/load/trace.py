@@ -1,9 +1,9 @@
 """Reads request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
 Normalised: `arrival_s` (seconds from the start; absent or empty where the source has lengths only),
-`prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other columns are
-ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`. A row with 0 tokens tells of a failed
-request, and is left out.
+`prompt_tokens`, `output_tokens`, and where the source has them `app`, `tier` and `model`; other
+columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`. A row with 0 tokens tells of
+a failed request, and is left out.
 """
 
 import csv
@@ -30,6 +30,7 @@ class TraceRow(NamedTuple):
     output_tokens: int
     application: str
     tier: str = ""  # empty: not recorded
+    model: str = ""  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,19 @@ class Trace:
                 f"trace {self.name}: no request fits a context of {context_tokens} tokens"
             )
         return Trace(self.name, rows, self.failed)
+
+    def of_model(self, model: str) -> "Trace":
+        """The requests to this model, the first at 0 s. ConfigError: there are none."""
+        rows = [row for row in self.rows if row.model == model]
+        if not rows:
+            known = ", ".join(sorted({row.model for row in self.rows} - {""})) or "none"
+            raise ConfigError(
+                f"trace {self.name}: no request to the model `{model}`; it has {known}"
+            )
+        if self.recorded:
+            begin_s = rows[0].arrival_s or 0.0
+            rows = [row._replace(arrival_s=(row.arrival_s or 0.0) - begin_s) for row in rows]
+        return Trace(f"{self.name}, {model}", rows, self.failed)
 
 
 def read_trace(path: Path) -> Trace:
@@ -97,8 +111,9 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             f"{', '.join(AZURE)}"
         )
     prompt, output = (header.index(name) for name in names[1:])
-    at, app, tier = (
-        header.index(name) if name in header else None for name in (names[0], "app", "tier")
+    at, app, tier, model = (
+        header.index(name) if name in header else None
+        for name in (names[0], "app", "tier", "model")
     )
     arrived_s = _Instants() if azure else _seconds
     for cells in reader:
@@ -116,6 +131,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             _count(here, names[2], cells[output]),
             cells[app] if app is not None else "azure" if azure else "",
             cells[tier].strip() if tier is not None else "",
+            cells[model].strip() if model is not None else "",
         )
 
 

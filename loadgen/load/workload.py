@@ -30,6 +30,7 @@ class Lengths(NamedTuple):
     pause_s: float = 0.0
     then: "tuple[Lengths, ...]" = ()
     tier: str = ""  # as recorded; empty: to be drawn
+    model: str = ""  # as recorded
 
 
 class LengthSource(Protocol):
@@ -383,7 +384,8 @@ class Rows:
     def draw(self, index: int, rank: int, rng: Random) -> Lengths:
         rows = self.trace.rows
         row = rows[index] if self.in_order else rows[rng.randrange(len(rows))]
-        return Lengths(row.prompt_tokens, row.output_tokens, row.application, tier=row.tier)
+        lengths = row.prompt_tokens, row.output_tokens, row.application
+        return Lengths(*lengths, tier=row.tier, model=row.model)
 
 
 def named_workload(name: str, context_tokens: int) -> Synthetic:

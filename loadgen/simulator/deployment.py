@@ -48,6 +48,15 @@ class EngineFacts(NamedTuple):
     longest_chain: int = 0
 
 
+class ServedModel(NamedTuple):
+    """One of several models: its name in requests, and the profile of its replicas."""
+
+    name: str
+    profile: str
+    replicas: int = 1
+    share: float = 1.0  # of the requests that name no model, beside the other models
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A policy with its settings, and `replicas` of one profile.
@@ -62,6 +71,8 @@ class Deployment:
         the profile says.
     length_times: the factor by which policies see the outputs of ended requests lengthened.
     outages: the deaths of workers.
+    models: several models, in place of `profile` and `replicas`. Their replicas are numbered in
+        this order, and each draft costs what the profile states, unless `draft` is 0.
     """
 
     policy: str
@@ -79,3 +90,9 @@ class Deployment:
     outages: Sequence[Outage] = ()
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
+    models: Sequence[ServedModel] = ()
+
+    @property
+    def served(self) -> Sequence[ServedModel]:
+        """Its models; a single one has no name."""
+        return self.models or (ServedModel("", self.profile, self.replicas),)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from loadgen.simulator.deployment import Deployment, Outage
+from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
 from loadgen.simulator.misjudged import MisjudgedLengths, stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -23,7 +23,9 @@ from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
-from shared.perf.draft import draft_of
+from shared.perf.draft import Draft, draft_of
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -116,6 +118,48 @@ def simulate(
     return Simulation(traffic, deployment, options or RunOptions()).run()
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as a run serves it: what planners take its replicas for, and their true engine."""
+
+    name: str
+    announced: str
+    profile_name: str
+    profile: Profile
+    draft: Draft | None
+    facts: ReplicaFacts
+    batch_s: Callable[[BatchShape], float]
+    engine_draft: Draft | None
+    longest_chain: int
+
+    @staticmethod
+    def of(model: ServedModel, deployment: Deployment) -> "Served":
+        """Raises ConfigError for an unknown profile, or an impossible draft."""
+        file, engine, times = (
+            profiles.read(model.profile),
+            deployment.engine,
+            deployment.engine_times,
+        )
+        profile = file.profile()
+        cost = file.draft if model.name and deployment.draft else deployment.draft
+        draft = draft_of(profile, cost)
+        own, own_draft = profile, draft
+        if engine is not None:
+            own = profiles.load(engine.profile)
+            own_draft = draft_of(own, engine.draft)
+        return Served(
+            name=model.name,
+            announced=model.name or file.model,
+            profile_name=model.profile,
+            profile=profile,
+            draft=draft,
+            facts=deployment.facts.resolved(file.kv_capacity_tokens),
+            batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
+            engine_draft=own_draft,
+            longest_chain=0 if engine is None else engine.longest_chain,
+        )
+
+
 class Simulation:
     """One run, from the first arrival to the result."""
 
@@ -123,9 +167,7 @@ class Simulation:
         self._began_s = time.perf_counter()
         self._traffic, self._options = traffic, options
         self._timeline = Timeline(traffic.begin_s)
-        file = profiles.read(deployment.profile)
-        self._profile = file.profile()
-        self._facts = deployment.facts.resolved(file.kv_capacity_tokens)
+        self._served = {each.name: Served.of(each, deployment) for each in deployment.served}
         self._most_tokens = traffic.most_tokens
         self._keys = [key_of(request) for request in traffic.requests]
         self._slos = [traffic.slo(request) for request in traffic.requests]
@@ -137,20 +179,15 @@ class Simulation:
         self._horizon_s = math.inf if options.horizon_s is None else options.horizon_s
         # the iterations at the last look, and when they were last seen to grow
         self._iterations, self._moved_s = 0, self._timeline.now_s
-        self._start(deployment, file.model)
+        self._start(deployment)
 
-    def _start(self, deployment: Deployment, model: str) -> None:
+    def _start(self, deployment: Deployment) -> None:
         """Every replica is there and known; then the first arrival is scheduled."""
-        draft = draft_of(self._profile, deployment.draft)
-        own, own_draft, longest_chain = self._profile, draft, 0
-        times = deployment.engine_times
-        if deployment.engine is not None:
-            own = profiles.load(deployment.engine.profile)
-            own_draft = draft_of(own, deployment.engine.draft)
-            longest_chain = deployment.engine.longest_chain
         acceptance = Acceptance(deployment.acceptance)
-        if deployment.replicas < 1:
+        if any(each.replicas < 1 for each in deployment.served):
             raise ConfigError("there must be at least one replica")
+        # each replica's model, and its number among the replicas of that
+        of = [(self._served[m.name], n) for m in deployment.served for n in range(m.replicas)]
         policy, settings, latency = deployment.policy, deployment.settings, deployment.latency
         pools = registry.make(policy, settings).declared.pools
         self._fleet = VirtualFleet(
@@ -166,19 +203,12 @@ class Simulation:
         )
 
         def made(i: int, incarnation: int = 1) -> VirtualReplica:
-            life = "" if incarnation == 1 else f"/{incarnation}"
+            life, (served, nth) = "" if incarnation == 1 else f"/{incarnation}", of[i]
             return VirtualReplica(
-                self._announce(
-                    i,
-                    deployment.profile,
-                    model,
-                    pools[i % len(pools)],
-                    str(incarnation),
-                    longest_chain,
-                ),
+                self._announce(i, served, pools[nth % len(pools)], str(incarnation)),
                 self._policy_of(deployment),
-                self._profile,
-                draft,
+                served.profile,
+                served.draft,
                 acceptance,
                 self._timeline,
                 latency,
@@ -187,11 +217,11 @@ class Simulation:
                 hand_back=deployment.hand_back,
                 leaps=self._options.leaps,
                 accounts=self._options.accounts,
-                batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
-                engine_draft=own_draft,
+                batch_s=served.batch_s,
+                engine_draft=served.engine_draft,
             )
 
-        self._alive = [made(i) for i in range(deployment.replicas)]
+        self._alive = [made(i) for i in range(len(of))]
         self._replicas = list(self._alive)  # those that died, too
         self._dead_until_s: dict[int, float] = {}
         self._fleet.start(self._replicas)
@@ -229,36 +259,38 @@ class Simulation:
             return policy
         return MisjudgedLengths(policy, deployment.length_times)
 
-    def _announce(
-        self, i: int, profile: str, model: str, pool: str, incarnation: str, longest_chain: int
-    ) -> Announce:
+    def _announce(self, i: int, served: Served, pool: str, incarnation: str) -> Announce:
+        facts = served.facts
         return Announce(
             replica=ReplicaId(f"r{i + 1:02}"),
             incarnation=incarnation,
             at_unix_s=self._timeline.now_s,
-            model=model,
+            model=served.announced,
             engine="virtual",
-            profile=profile,
+            profile=served.profile_name,
             pool=pool,
-            kv_blocks=self._facts.kv_blocks,
-            block_tokens=self._facts.block_tokens,
-            context_tokens=self._facts.context_tokens,
-            max_slots=self._facts.max_slots,
+            kv_blocks=facts.kv_blocks,
+            block_tokens=facts.block_tokens,
+            context_tokens=facts.context_tokens,
+            max_slots=facts.max_slots,
             epoch=0,
-            longest_chain=longest_chain,
+            longest_chain=served.longest_chain,
         )
 
     # ------------------------------------------------------------ arrivals and ends
 
     def _receive(self, i: int) -> None:
         """Request i arrives."""
+        planned, only = self._traffic.requests[i], self._served.get("")
+        served = only or self._served[planned.model]
         record, body = stored_as(
-            self._traffic.requests[i],
+            planned,
             self._traffic.tiers,
-            self._profile,
-            self._facts.context_tokens,
+            served.profile,
+            served.facts.context_tokens,
             self._most_tokens,
             self._timeline.now_s,
+            model=served.name,
         )
         self._slos[i] = record.slo
         self._fleet.receive(record, body)

@@ -42,7 +42,7 @@ class Traffic:
 
     def slo(self, request: PlannedRequest) -> Slo:
         """The SLO of its tier; multiples of zero-load times are not resolved yet."""
-        return self.tiers.named(request.tier).slo
+        return self.tiers.named(request.tier).slo_of(request.model)
 
 
 def key_of(planned: PlannedRequest) -> RequestKey:
@@ -56,9 +56,11 @@ def stored_as(
     context_tokens: int,
     most_tokens: int,
     now_unix_s: float,
+    *,
+    model: str = "",
 ) -> tuple[Record, Body]:
     """The record as admission would store it, without a place yet; and a body without its prompt,
-    which a simulation never reads.
+    which a simulation never reads. `model`: the only one whose replicas may hold it.
 
     Raises ConfigError for a request that no replica can hold.
     """
@@ -77,7 +79,7 @@ def stored_as(
         attempt=0,
         service_class=ServiceClass.STANDARD,
         tier=planned.tier,
-        slo=in_seconds(tier.slo, profile, planned.prompt_tokens, max_tokens),
+        slo=in_seconds(tier.slo_of(planned.model), profile, planned.prompt_tokens, max_tokens),
         importance=planned.importance * tier.importance,
         application=planned.application or planned.tier,
         session=planned.session,
@@ -86,6 +88,7 @@ def stored_as(
         prompt_tokens=planned.prompt_tokens,
         max_tokens=max_tokens,
         stream_subject="",
+        model=model,
     )
     sampling = Sampling(
         max_tokens=max_tokens,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 
 from loadgen.load.mix import PlannedRequest
@@ -114,6 +114,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     verifications: int = 0
     # output tokens of requests whose SLO was met ([adaserve] section 6.1)
     goodput_tokens_per_s: float = 0.0
+    by_model: dict[str, Group] | UnsetType = UNSET  # where there are several
 
 
 def figures_of(
@@ -125,12 +126,12 @@ def figures_of(
     met, offered = broke == Missed.NOTHING, len(requests)
     met_count = int(met.sum())
     measured = _Measured(result, broke)
-    long = long_prompts(requests)
+    long, replicas = long_prompts(requests), sum(model.replicas for model in by.served)
     return Figures(
         policy=by.policy,
         settings=dict(by.settings),
-        profile=by.profile,
-        replicas=by.replicas,
+        profile=", ".join(model.profile for model in by.served),
+        replicas=replicas,
         workload=trial.workload,
         tiers=trial.tiers.name,
         rate_rps=offered / trial.duration_s if trial.rate_rps is None else trial.rate_rps,
@@ -152,7 +153,7 @@ def figures_of(
         goodput_rps=met_count / trial.duration_s,
         iterations=result.iterations,
         tokens=result.tokens,
-        busy_fraction=result.busy_s / max(result.simulated_s * by.replicas, 1e-9),
+        busy_fraction=result.busy_s / max(result.simulated_s * replicas, 1e-9),
         idle_s=result.idle_s,
         simulated_s=result.simulated_s,
         wall_s=result.wall_s,
@@ -163,6 +164,7 @@ def figures_of(
         accepted=result.accepted,
         verifications=result.verifications,
         goodput_tokens_per_s=_tokens(verdicts, met) / trial.duration_s,
+        by_model=measured.groups([r.model for r in requests]) if by.models else UNSET,
     )
 
 

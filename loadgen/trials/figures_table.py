@@ -37,6 +37,9 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
         if group := found.by_tier.get(name):
             row(name, promise(tier.slo), group)
 
+    for name, group in (found.by_model or {}).items():
+        row(f"model {name}", "", group)
+
     def total(name: str, of: str, whole: Figures | Sessions) -> None:
         violated = percent(whole.violated_fraction)
         out.add_row(name, of, str(whole.offered), violated, style="bold")

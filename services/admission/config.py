@@ -2,6 +2,7 @@
 
 from shared.policy import registry
 from shared.process.configuration import Connected, Constant
+from shared.rules.model_names import Aliases
 from shared.rules.rules import TenantSource, TierSource
 
 
@@ -18,6 +19,16 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     """The limits of tenants, written here as `[tenants.NAME]`; or a .toml file."""
     model: str = ""
     """A shipped model or a folder, for its tokenizer; empty: one token a byte."""
+    models: str = ""
+    """Further ones, with commas between them, each a folder or NAME=FOLDER."""
+    default_model: str = ""
+    """The model of a request that names none. Empty: the only one; with several it is refused."""
+    aliases: Aliases = {}
+    """Further names of models and LoRA adapters, written here as `[aliases]`: name = model."""
+    return_s: float = 300.0
+    """The time in which a lost replica may come back. A model without one for longer has left, if
+    another is served.
+    """
     homeless_s: float = 10.0
     """A request is relegated if no replica is up for this long."""
     open_limit: int = 20_000

@@ -20,13 +20,13 @@ from services.admission.intake.stall import Stall
 from services.admission.intake.token_bucket import TokenBuckets
 from services.admission.placement import Placement
 from services.admission.sweep import Sweep
+from services.admission.tokenizers import Tokenizers
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled
 from shared.errors import BusError
-from shared.models import shipped as models
 from shared.placing.ending import Ending
 from shared.placing.outcomes import Outcomes
 from shared.placing.place import OfferMetrics, Placer
@@ -55,7 +55,6 @@ from shared.store.usage import Usage
 from shared.telemetry import conventions as names
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
-from shared.text.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
@@ -68,7 +67,7 @@ class Admission:
         cfg: AdmissionConfig,
         bus: Bus,
         clock: Clock,
-        tokenizer: Tokenizer,
+        tokenizers: Tokenizers,
         tracing: Tracing,
         rng: Random,
     ) -> None:
@@ -77,15 +76,16 @@ class Admission:
         self._rules, self._buckets = rules_of(cfg), TokenBuckets()
         records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics, self._chores = Registry(), Chores()
-        self._workers = Workers(clock, cfg.lost_s, self.metrics)
+        self._workers = Workers(clock, cfg.lost_s, self.metrics, cfg.return_s)
         outcomes = Outcomes(
-            self.metrics, lambda: self._workers.model, lambda: self._rules.tiers.tiers
+            self.metrics, lambda: self._workers.models, lambda: self._rules.tiers.tiers
         )
         self._usage = Usage(bus.usage, self.name)
         ending = Ending(bus, records, tracing, outcomes, self._usage, self._pay)
         self._replays = Replays(bus, records, clock)
         self._explanations = Explanations(records, self._replays, bus.history, clock)
-        self._tokenize = TokenizeEndpoint(tokenizer)
+        self._tokenizers = tokenizers
+        self._tokenize = TokenizeEndpoint(tokenizers, self._workers, self._rules)
         placer = Placer(bus, records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -95,8 +95,7 @@ class Admission:
             pool_limit=cfg.pool_limit,
         )
         self.core = AdmissionCore(router, rng, settings)
-        model = models.folder(cfg.model).resolve().name if cfg.model else ""
-        intake = Intake(self._rules, tokenizer, model, self._workers, records.body_key, self.name)
+        intake = Intake(self._rules, tokenizers, self._workers, records.body_key, self.name)
         absences = Absences(bus, clock)
         self._placement = Placement(
             self.name, bus, clock, records, placer, ending, self._chores, self._soon
@@ -138,7 +137,7 @@ class Admission:
             self._sweep,
             self._stall,
             self._chores,
-            tokenizer.tool_format,
+            tokenizers.tool_format,
         )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name, absences)
         requests = Endpoint(
@@ -265,5 +264,9 @@ class Admission:
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if call.subject != subjects.announce(announce.replica):
             return  # a worker speaks for itself only
+        new = self._workers.last(announce.model) is None
         if self._workers.received(announce):
             self._sweep.soon()
+        if new:  # before its first request
+            reading = self._tokenizers.of(announce.model, announce)
+            self._chores.spawn(reading, "admission.tokenizer")

@@ -217,8 +217,14 @@ class Sweep:
         return {name for name, is_gone in zip(names, gone, strict=True) if is_gone}
 
     async def _fit(self, record: Record) -> None:
-        """Cut a request of the pool to the longest context of all living workers, or end it."""
-        worker = self._workers.any(record.needs) if self._workers.complete else None
+        """Cut a request of the pool to the longest context of its model's living workers, or end
+        it: it fits nowhere, or its model has left.
+        """
+        if record.model and self._workers.has_left(record.model):
+            await self._end(record.key, lambda seen: life.unserved(seen, self._clock.unix_s()))
+            return
+        complete = self._workers.complete
+        worker = self._workers.any(record.model, record.needs) if complete else None
         if worker is None or record.prompt_tokens + record.max_tokens <= worker.context_tokens:
             return
         context_tokens = worker.context_tokens

@@ -2,19 +2,17 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import structlog
 
 from services.admission.skew import Offset
 from shared.clock import Clock
-from shared.features import abilities, meets
+from shared.features import abilities, serves
 from shared.schemas import Announce
 from shared.telemetry.conventions import CLOCK_OFFSET, REPLICAS, REPLICAS_LOST
 from shared.telemetry.instruments import Registry
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 # beyond, deadlines measured on another host are off by more than a token's pace allows
@@ -23,6 +21,7 @@ LATE_S = 0.6  # a heartbeat comes every 0.5 s (announce_s)
 WARN_EVERY_S = 60.0
 KINDS_LIMIT = 256  # models, and sets of abilities, that are remembered
 REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share one
+RETURN_S = 300.0  # as AdmissionConfig.return_s
 
 
 @dataclass(slots=True)
@@ -37,15 +36,20 @@ class _Known:
 class Workers:
     """The newest announcement of each replica, and when it was received."""
 
-    def __init__(self, clock: Clock, lost_s: float, metrics: Registry) -> None:
+    def __init__(
+        self, clock: Clock, lost_s: float, metrics: Registry, return_s: float = RETURN_S
+    ) -> None:
         self._clock = clock
-        self.lost_s = lost_s
-        self._began_unix_s = clock.unix_s()
+        self.lost_s, self._return_s = lost_s, return_s
+        self._born_unix_s = self._began_unix_s = clock.unix_s()
         self._known: dict[ReplicaId, _Known] = {}
-        # features and adapters of every replica since we began
-        self.abilities: set[frozenset[str]] = set()
-        self.models: set[str] = set()  # models of every replica since we began
-        self.last: Announce | None = None  # the newest announcement, also of a worker that is lost
+        # model, features and adapters of every replica since we began
+        self.kinds: set[tuple[str, frozenset[str]]] = set()
+        # the newest announcement of each model since we began, also of a worker that is lost
+        self._last: dict[str, Announce] = {}
+        self._newest: Announce | None = None  # of all
+        # the model of each replica, also of a lost one, and when it was last heard
+        self._heard: dict[ReplicaId, tuple[str, float]] = {}
         text = (
             "Clock of admission minus clock of the worker, seconds,"
             " the least latency of a heartbeat included."
@@ -59,9 +63,19 @@ class Workers:
         metrics.before_scrape(lambda: living.set(len(self.living())))
 
     @property
-    def model(self) -> str:
-        """The model of the fleet; empty before a worker was heard."""
-        return "" if self.last is None else self.last.model
+    def models(self) -> set[str]:
+        """The models of replicas that live or may come back; if there is none, of all so far."""
+        return self._present() or set(self._last)
+
+    def has_left(self, model: str) -> bool:
+        """True if no replica of this model has lived for `return_s`, though others do."""
+        if not self.complete or self._clock.unix_s() - self._born_unix_s <= self._return_s:
+            return False
+        return bool(self.living()) and model not in self._present()
+
+    def _present(self) -> set[str]:
+        now = self._clock.unix_s()
+        return {model for model, at in self._heard.values() if now - at <= self._return_s}
 
     def received(self, announce: Announce) -> bool:
         """Note an announcement. True: a new incarnation, so the old one's requests are stranded."""
@@ -70,9 +84,12 @@ class Workers:
             return False
         if before is None and len(self._known) >= MOST_REPLICAS:
             return False
-        _remember(self.abilities, abilities(announce))
-        _remember(self.models, announce.model)
-        self.last = announce
+        if len(self.kinds) < KINDS_LIMIT:  # a worker could announce another one each time
+            self.kinds.add((announce.model, abilities(announce)))
+        if announce.model in self._last or len(self._last) < KINDS_LIMIT:
+            self._last[announce.model] = announce
+        self._newest = announce
+        self._note(announce, now)
         if before is not None and before.announce.incarnation == announce.incarnation:
             before.announce, before.at_unix_s = announce, now
             self._compare(before)
@@ -92,13 +109,19 @@ class Workers:
     def replicas(self) -> set[ReplicaId]:
         return set(self._known)
 
-    def any(self, needs: Collection[str] = ()) -> Announce | None:
-        """The living worker with the longest context that meets the needs. All serve one model."""
+    def any(self, model: str = "", needs: Collection[str] = ()) -> Announce | None:
+        """The living worker of this model ("": any) that meets the needs, and of those the one with
+        the longest context.
+        """
         return max(
-            (a for a in self.living() if meets(a, needs)),
+            (a for a in self.living() if serves(a, model, needs)),
             key=lambda a: a.context_tokens,
             default=None,
         )
+
+    def last(self, model: str = "") -> Announce | None:
+        """The newest announcement of this model ("": of any), also of a worker that is lost."""
+        return self._last.get(model) if model else self._newest
 
     @property
     def complete(self) -> bool:
@@ -144,6 +167,15 @@ class Workers:
         if not known.announce.draining:
             self._lost.add()
 
+    def _note(self, announce: Announce, now: float) -> None:
+        self._heard[announce.replica] = announce.model, now
+        if len(self._heard) > MOST_REPLICAS:
+            self._heard = {
+                replica: (model, at)
+                for replica, (model, at) in self._heard.items()
+                if now - at <= self._return_s
+            }
+
     def _compare(self, known: _Known) -> None:
         """Export the offset of the worker's clock, and log a large one every WARN_EVERY_S."""
         known.offset.heard(known.at_unix_s, known.announce.at_unix_s)
@@ -159,9 +191,3 @@ class Workers:
                 offset_s=offset_s,
                 limit_s=OFFSET_LIMIT_S,
             )
-
-
-def _remember(seen: set[T], value: T) -> None:
-    """Add a value, up to KINDS_LIMIT: a worker could announce another one each time."""
-    if len(seen) < KINDS_LIMIT:
-        seen.add(value)

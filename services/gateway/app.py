@@ -10,7 +10,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +21,7 @@ from starlette.routing import Match, Route
 
 from services.gateway import openapi
 from services.gateway.api import chats, completions, translate
-from services.gateway.api.alive import Fleet, Model, ModelList
+from services.gateway.api.alive import Fleet, ModelList
 from services.gateway.api.asking import UNKNOWN_FIELD, read_leniently
 from services.gateway.api.chats import ChatBody
 from services.gateway.api.completions import CompletionBody
@@ -216,29 +216,15 @@ class Gateway:
 
     async def models(self, request: Request) -> Response:
         read_tenant(request.headers, self._rules.keys)
-        return Response(encode(ModelList(data=self._models())), media_type="application/json")
+        return Response(encode(ModelList(data=self._fleet.listed())), media_type="application/json")
 
     async def model(self, request: Request) -> Response:
         read_tenant(request.headers, self._rules.keys)
         name = request.path_params["model"]
-        found = [model for model in self._models() if model.id == name]
+        found = [model for model in self._fleet.listed() if model.id == name]
         if found:
             return Response(encode(found[0]), media_type="application/json")
         return _response(envelope.no_such_model(name, self._fleet.names()))
-
-    def _models(self) -> list[Model]:
-        def context(model: str) -> int | UnsetType:
-            return self._fleet.context_tokens(model) or UNSET
-
-        models = [
-            Model(id=name, created=int(first_unix_s), max_model_len=context(name))
-            for name, first_unix_s in self._fleet.models().items()
-        ]
-        adapters = self._fleet.adapters().items()
-        return models + [
-            Model(id=name, created=int(first_unix_s), parent=parent, max_model_len=context(parent))
-            for name, (parent, first_unix_s) in adapters
-        ]
 
     async def version(self, _: Request) -> Response:
         body = encode({"version": version("slackline")})
@@ -266,7 +252,7 @@ class Gateway:
                 http_request.request_id,
                 http_request.tenant,
                 self._rules.tiers,
-                held=self._fleet.holds_formats(),
+                self._fleet,
             )
             http_request.hold(len(ask.requests) - 1)
             if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt

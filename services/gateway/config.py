@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.process.configuration import Connected, Constant
+from shared.rules.model_names import Aliases
 from shared.rules.rules import TenantSource, TierSource, read_tenants
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
@@ -61,6 +62,10 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """The tier of a request that names none. Empty: that of the set, or the first one written."""
     tenants: TenantSource = ""
     """Tenants, written here as `[tenants.NAME]`, or a .toml file. The gateway reads their keys."""
+    default_model: str = ""
+    """The model of a request that names none, as admission has it."""
+    aliases: Aliases = {}
+    """Further names of models and LoRA adapters, written here as `[aliases]`: name = model."""
     drain_s: float = 30.0
     """The longest stop. Streams that still run are cut then."""
 

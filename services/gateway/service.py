@@ -99,7 +99,7 @@ async def serve(
     rules = rules_of(cfg)
     console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
     certificate = certificate_of(cfg)
-    fleet, clocks = Fleet(clock, cfg.fresh_s), Clocks(clock)
+    fleet, clocks = Fleet(clock, cfg.fresh_s, rules), Clocks(clock)
 
     def on_digest(digest: Digest, _: Call) -> None:
         fleet.hear(digest)

@@ -101,7 +101,7 @@ class ReplicaPlanner:
         self._incarnation = announce.incarnation
         settings = ReplicaSettings(depth=cfg.depth, lead_s=cfg.lead_s, hand_back=cfg.hand_back)
         policy = registry.make(cfg.policy, cfg.settings)
-        self._profile = (announce.profile, announce.fitted, announce.draft)
+        self._served = _served(announce)
         self.core = ReplicaCore(
             policy,
             profile_of(announce),
@@ -165,8 +165,8 @@ class ReplicaPlanner:
         """
         self.heard_unix_s = self._clock.unix_s()
         # the worker was started again and has measured its profile anew
-        if (announce.profile, announce.fitted, announce.draft) != self._profile:
-            self._inbox.fail(StaleEpoch(f"{self.replica} announces another profile"))
+        if _served(announce) != self._served:
+            self._inbox.fail(StaleEpoch(f"{self.replica} announces another model or profile"))
         elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation
             self._inbox.put(Refused("another incarnation"))  # once for each incarnation
@@ -350,3 +350,8 @@ def _joined(first: ReplicaEvent, rest: deque[ReplicaEvent]) -> ReplicaEvent:
         offers += following.offers
         rest.popleft()
     return Offered(offers)
+
+
+def _served(announce: Announce) -> tuple[object, ...]:
+    """The facts of a worker that stay as long as one planner plans for it."""
+    return announce.model, announce.profile, announce.fitted, announce.draft

@@ -28,7 +28,7 @@ from shared.core.relegation.relegation import (
 )
 from shared.errors import BusError, PeerError
 from shared.placing.ending import Ending
-from shared.placing.outcomes import Outcomes
+from shared.placing.outcomes import MODEL_LIMIT, Outcomes
 from shared.placing.place import OfferMetrics, Placer
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
@@ -61,8 +61,8 @@ class Relegation:
         self.name = f"relegation-{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests, bus.bodies)
         self.metrics = Registry()
-        self._model = ""  # of the fleet, by its digests
-        outcomes = Outcomes(self.metrics, lambda: self._model)
+        self._models: set[str] = set()  # of the fleet, by its digests
+        outcomes = Outcomes(self.metrics, lambda: self._models)
         self._usage = Usage(bus.usage, self.name)
         self._ending = Ending(bus, self._records, tracing, outcomes, self._usage)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
@@ -165,7 +165,8 @@ class Relegation:
         return self._inbox.offer(Listed(records))
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
-        self._model = digest.model
+        if len(self._models) < MODEL_LIMIT:
+            self._models.add(digest.model)
         if self._leader.leads:
             self._inbox.offer(Heard(digest))
 

@@ -20,6 +20,9 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim, torch or vllm."""
     model: str = ""
     """torch, vllm: a shipped model, or a folder. sim: the name to announce."""
+    served_name: str = ""
+    """The name under which clients ask for the model. Empty: that of its folder, or `model` (sim).
+    """
     draft_model: str = ""
     """torch: its draft model, a shipped one or a folder. Empty: the shipped draft for the shipped
     model, and none for others. `none`: no drafts.

@@ -97,6 +97,11 @@ class KnowsFacts:
         self._facts = self._facts._replace(draft=cost)
         return self
 
+    def named(self, model: str) -> Self:
+        """This engine, its model under this name."""
+        self._facts = self._facts._replace(model=model)
+        return self
+
     def _check(self, load: Load, loaded: Collection[Slot]) -> None:
         assert load.slot not in loaded, f"slot {load.slot} is loaded already"
         assert len(loaded) < self._facts.max_slots, "no slot is free"
@@ -108,6 +113,8 @@ class KnowsFacts:
 class Engine(Protocol):
     @property
     def facts(self) -> EngineFacts: ...
+
+    def named(self, model: str) -> Self: ...
 
     def load(self, load: Load) -> None:
         """Make a slot known; it takes no KV yet. After a RefusedError the slot is not known."""

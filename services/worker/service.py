@@ -29,6 +29,7 @@ from shared.errors import (
     SlacklineError,
     StoreDamaged,
 )
+from shared.models import shipped as models
 from shared.process.audit import Audit
 from shared.process.chores import Chores, before
 from shared.process.logs import traced
@@ -85,6 +86,8 @@ class WorkerService:
             else (runner.fitted.name, runner.fitted)
         )
         self._replica = ReplicaId(cfg.replica)
+        real = facts.engine != "sim"
+        self._folder = models.announced(cfg.model or models.DEFAULT) if real else ""
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests, bus.bodies)
         # The KV cache bounds the context, so that a request with no other always gets to its end.
@@ -415,6 +418,8 @@ class WorkerService:
             draft_yields=self.core.draft_yields,
             features=sorted(facts.features),
             adapters=list(facts.adapters),
+            folder=self._folder,
+            vocabulary=facts.vocabulary,
             time=EngineTime(
                 exec_s=spent.exec_s,
                 idle_s=spent.idle_s,

@@ -20,6 +20,8 @@ FRESH_S = 2.0  # a replica whose digest is older is shown as silent
 GONE_S = 30.0  # and is shown no more
 TIERS_LIMIT = 32
 OTHER = "other"  # the name for all tiers beyond TIERS_LIMIT
+MODELS_LIMIT = 16
+OF_MODEL = "model {}"  # no tier has a name with a space
 HELD_LIMIT, ENDED_LIMIT = 4096, 512  # lives: about 10 KB each
 ROWS = 256  # requests in one picture
 POINTS = 30  # of a tier's history
@@ -39,6 +41,7 @@ class Collector:
         self._tiers = {
             name: Tier(tier.slo) for name, tier in (tiers.tiers if tiers else {}).items()
         }
+        self._models: dict[str, Tier] = {}  # the same of each model, over all tiers
         self._replicas: dict[ReplicaId, ReplicaWatch] = {}
         self._lives: dict[RequestKey, Life] = {}
         self._ended: OrderedDict[RequestKey, Life] = OrderedDict()
@@ -128,18 +131,19 @@ class Collector:
             watch.ran(iteration, tokens, now_unix_s)
 
     def hear_ended(self, ended: Ended, now_unix_s: float) -> None:
-        rolling, verdict = self._tier(ended.tier, ended.slo).rolling, ended.verdict
-        rolling.count("offered", now_unix_s, ended.requests)
-        if verdict is None:
-            rolling.count("refused", now_unix_s, ended.requests)
-            return
-        rolling.count("met" if verdict.slo_met else _missed(verdict.missed), now_unix_s)
-        if verdict.relegated:
-            rolling.count("relegated", now_unix_s)
-        for name, value_s in (("ttft", verdict.ttft_s), ("ttlt", verdict.ttlt_s)):
-            if value_s is not None:
-                rolling.latency(name, value_s, now_unix_s)
-        if ended.key is None:
+        verdict = ended.verdict
+        for rolling in self._rollings(ended.tier, ended.slo, ended.model):
+            rolling.count("offered", now_unix_s, ended.requests)
+            if verdict is None:
+                rolling.count("refused", now_unix_s, ended.requests)
+                continue
+            rolling.count("met" if verdict.slo_met else _missed(verdict.missed), now_unix_s)
+            if verdict.relegated:
+                rolling.count("relegated", now_unix_s)
+            for name, value_s in (("ttft", verdict.ttft_s), ("ttlt", verdict.ttlt_s)):
+                if value_s is not None:
+                    rolling.latency(name, value_s, now_unix_s)
+        if ended.key is None or verdict is None:
             return
         life = self._lives.pop(ended.key, None) or Life(ended.key, now_unix_s)
         life.tier, life.slo = ended.tier, ended.slo
@@ -230,6 +234,17 @@ class Collector:
             name, slo = OTHER, None
         return self._tiers.setdefault(name, Tier(slo))
 
+    def _rollings(self, tier: str, slo: Slo | None, model: str) -> list[Rolling]:
+        """The counts of a tier, and of a model if it is known."""
+        found = [self._tier(tier, slo).rolling]
+        if model and (model in self._models or len(self._models) < MODELS_LIMIT):
+            found.append(self._models.setdefault(model, Tier(None)).rolling)
+        return found
+
+    def _model_of(self, life: Life) -> str:
+        watch = self._replicas.get(life.replica)
+        return "" if watch is None or watch.digest is None else watch.digest.model
+
     def _life(self, key: RequestKey, now_unix_s: float) -> Life | None:
         """The life of this request; None where too many are followed already."""
         life = self._lives.get(key)
@@ -268,11 +283,11 @@ class Collector:
         gap_s = life.emit(made, at_unix_s)
         if not life.tier:
             return
-        rolling = self._tier(life.tier, life.slo).rolling
-        if gap_s is not None:
-            rolling.latency("tbt", gap_s, now_unix_s)
-        if made > 1:  # these tokens reach the client together
-            rolling.latency("tbt", 0.0, now_unix_s, made - 1)
+        for rolling in self._rollings(life.tier, life.slo, self._model_of(life)):
+            if gap_s is not None:
+                rolling.latency("tbt", gap_s, now_unix_s)
+            if made > 1:  # these tokens reach the client together
+                rolling.latency("tbt", 0.0, now_unix_s, made - 1)
 
     def _leave(self, watch: ReplicaWatch, slot: int, why: str, at_unix_s: float) -> None:
         """An attempt is over; the request may go on elsewhere, and its end is heard separately."""
@@ -294,13 +309,20 @@ class Collector:
         for key, life in list(self._lives.items()):
             if key not in held_lives and now_unix_s - life.heard_unix_s > GONE_S:
                 del self._lives[key]
-        for tier in self._tiers.values():
+        for tier in (*self._tiers.values(), *self._models.values()):
             tier.rolling.forget(now_unix_s)
 
     def _tier_pictures(self, named: list[Life], now_unix_s: float) -> list[TierPicture]:
+        """The tiers; where there are several models, also each model over all tiers."""
         running = Counter((life.tier, life.phase == "decode") for life in named)
+        shown = dict(self._tiers)
+        if len(self._models) > 1:
+            shown |= {OF_MODEL.format(name): tier for name, tier in self._models.items()}
+            running += Counter(
+                (OF_MODEL.format(self._model_of(life)), life.phase == "decode") for life in named
+            )
         found = []
-        for name, tier in self._tiers.items():
+        for name, tier in shown.items():
             counts, rolling = tier.rolling.counts, tier.rolling
             missed = {
                 bound: counts[bound]

@@ -51,6 +51,7 @@ def offer_of(
         answering=measure.thinking_tokens is not None,
         body_key=body_key,
         needs=record.needs,
+        model=record.model,
         weight=record.weight,
         hops_left=hops_left,
     )

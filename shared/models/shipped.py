@@ -32,6 +32,11 @@ def folder(name_or_path: str) -> Path:
     )
 
 
+def announced(name_or_path: str) -> str:
+    """The way for other processes to a model: its name if it is shipped, or else its folder."""
+    return name_or_path if name_or_path in names() else str(folder(name_or_path).resolve())
+
+
 def draft_folder(name_or_path: str, model: str) -> Path | None:
     """The draft's folder. Empty: the one trained for `model`; `none`: none. Raises ConfigError."""
     if name_or_path == NO_DRAFT:

@@ -72,6 +72,7 @@ class Ending:
             "request.finished",
             request=record.key,
             tier=record.tier,
+            model=record.model or None,
             finish_reason=verdict.finish_reason.value,
             slo_met=verdict.slo_met,
             relegated=verdict.relegated,
@@ -97,4 +98,5 @@ def _ended(record: Record) -> Ended:
         slo=record.slo,
         arrived_unix_s=record.arrived_unix_s,
         verdict=record.verdict,
+        model=record.model,
     )

@@ -5,7 +5,7 @@ serve it, or if its tenant was over its own limit. Each offered request has eith
 is one violation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shared.core.record.verdict import GOOD_ENDS
 from shared.rules.tiers import Tier
@@ -32,17 +32,18 @@ OF_VLLM = {
 
 
 class Outcomes:
-    """The counts of one process. `model`: the announced name. `tiers`: the fleet's, which may
-    change. Their counts are shown from 0 on, since a rate is computed from an earlier number.
+    """The counts of one process. `models` and `tiers`: the fleet's, which may change. Their counts
+    are shown from 0 on, since a rate is computed from an earlier number.
     """
 
     def __init__(
         self,
         metrics: Registry,
-        model: Callable[[], str],
+        models: Callable[[], Collection[str]],
         tiers: Callable[[], Mapping[str, Tier]] = dict,
     ) -> None:
-        self._model, self._tiers = model, tiers
+        self._models, self._tiers = models, tiers
+        self._begun: set[tuple[str, str]] = set()  # tiers and models that are shown
         made, tier = metrics, ("tier",)
         of_model, few = ("model_name", "tier"), {"model_name": MODEL_LIMIT}
 
@@ -50,18 +51,22 @@ class Outcomes:
             return made.histogram(name, text, bounds, of_model, few)
 
         self._requests = made.counter(
-            names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict")
+            names.REQUESTS, "Requests ended, by verdict.", ("verdict", *of_model), few
         )
         self._offered = made.counter(
-            names.OFFERED, "Requests whose outcome is known, those refused for room included.", tier
+            names.OFFERED,
+            "Requests whose outcome is known, those refused for room included.",
+            of_model,
+            few,
         )
         self._violations = made.counter(
             names.SLO_VIOLATIONS,
             "Offered requests that did not meet their SLO, by the bound that was broken.",
-            ("tier", "type"),
+            ("type", *of_model),
+            few,
         )
         self._relegations = made.counter(
-            names.RELEGATIONS, "Requests that were best-effort at some time.", tier
+            names.RELEGATIONS, "Requests that were best-effort at some time.", of_model, few
         )
         self._refusals = made.counter(
             names.REFUSALS,
@@ -98,9 +103,11 @@ class Outcomes:
             tier,
         )
         made.before_scrape(self._show_objectives)
-        self._good = made.counter(names.GOODPUT_REQUESTS, "Requests that met their SLO.", tier)
+        self._good = made.counter(
+            names.GOODPUT_REQUESTS, "Requests that met their SLO.", of_model, few
+        )
         self._good_tokens = made.counter(
-            names.GOODPUT_TOKENS, "Output tokens of requests that met their SLO.", tier
+            names.GOODPUT_TOKENS, "Output tokens of requests that met their SLO.", of_model, few
         )
         self._hops = made.histogram(
             names.HOPS,
@@ -132,50 +139,68 @@ class Outcomes:
             ("model_name", "finished_reason"),
             few,
         )
+        made.before_scrape(self._begin)
         for name in self._tiers():
-            for counter in (self._offered, self._relegations, self._good, self._good_tokens):
-                counter.labels(name)
-            for verdict in (MET, "missed"):
-                self._requests.labels(name, verdict)
-            for kind in KINDS:
-                self._violations.labels(name, kind)
             self._refusals.labels(name, NO_ROOM)
+
+    def _begin(self) -> None:
+        """Show the counts of the tiers at each model."""
+        for model in sorted(self._models())[:MODEL_LIMIT]:
+            for name in self._tiers():
+                if (name, model) in self._begun:
+                    continue
+                self._begun.add((name, model))
+                for counter in (self._offered, self._relegations, self._good, self._good_tokens):
+                    counter.labels(model, name)
+                for verdict in (MET, "missed"):
+                    self._requests.labels(verdict, model, name)
+                for kind in KINDS:
+                    self._violations.labels(kind, model, name)
+
+    def _model(self, record: Record | None = None) -> str:
+        """The model of a request, or the only one of the fleet; empty: it is not known."""
+        if record is not None and record.model:
+            return record.model
+        known = self._models()
+        return next(iter(known)) if len(known) == 1 else ""
 
     def _show_objectives(self) -> None:
         for name, tier in self._tiers().items():
             self._objectives.labels(name).set(tier.objective)
 
-    def refused(self, tenant: str, tier: str, code: str) -> None:
-        """A request was refused before it was stored. Tenant and tier are the client's words."""
-        tier = tier if tier in self._tiers() else OTHER
+    def refused(self, tenant: str, tier: str, code: str, record: Record | None = None) -> None:
+        """A request was refused before it was stored. Tenant and tier are the client's words.
+        `record`: what would have been stored; None: the request was not read.
+        """
+        tier, model = tier if tier in self._tiers() else OTHER, self._model(record)
         self._refusals.labels(tier, code).add()
         if code == RATE_LIMITED:
             self._tenants.labels(tenant, LIMITED).add()
         if code == NO_ROOM:
-            self._offered.labels(tier).add()
-            self._violations.labels(tier, REFUSED).add()
+            self._offered.labels(model, tier).add()
+            self._violations.labels(REFUSED, model, tier).add()
             self._tenants.labels(tenant, REFUSED).add()
 
     def ended(self, record: Record) -> None:
-        verdict, tier, model = record.verdict, record.tier, self._model()
+        verdict, tier, model = record.verdict, record.tier, self._model(record)
         tenant = record.key.partition(".")[0]
         assert verdict is not None
         finished = verdict.finish_reason in GOOD_ENDS
         told = MET if verdict.slo_met else "missed" if finished else verdict.finish_reason.value
-        self._requests.labels(tier, told).add()
+        self._requests.labels(told, model, tier).add()
         self._tenants.labels(tenant, told).add()
         prompt_tokens, output_tokens = tokens_used(verdict)
         self._prompt_tokens.labels(tenant).add(prompt_tokens)
         self._output_tokens.labels(tenant).add(output_tokens)
         if verdict.slo_met:
-            self._offered.labels(tier).add()
-            self._good.labels(tier).add()
-            self._good_tokens.labels(tier).add(verdict.output_tokens)
+            self._offered.labels(model, tier).add()
+            self._good.labels(model, tier).add()
+            self._good_tokens.labels(model, tier).add(verdict.output_tokens)
         elif broke := violation(record):
-            self._offered.labels(tier).add()
-            self._violations.labels(tier, broke).add()
+            self._offered.labels(model, tier).add()
+            self._violations.labels(broke, model, tier).add()
         if verdict.relegated:
-            self._relegations.labels(tier).add()
+            self._relegations.labels(model, tier).add()
             self._tenants_relegated.labels(tenant).add()
         self._hops.labels(tier).observe(max(verdict.attempts - 1, 0))
         self._success.labels(model, OF_VLLM.get(verdict.finish_reason, "error")).add()

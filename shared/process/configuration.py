@@ -37,6 +37,8 @@ FLEET_KEYS = (
     "tiers",
     "default_tier",
     "tenants",
+    "default_model",
+    "aliases",
     "metrics_host",
     "metrics_port",
     "drain_s",

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -11,11 +12,13 @@ import msgspec
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import files_of, load
+from shared.rules.model_names import Aliases, ModelNames
 from shared.rules.rules import Rules, TenantSource, TierSource, read_rules
 from shared.rules.tiers import TierSet, tiers_of
 
 LOOK_S = 1.0  # between two looks at the files
-LIVE = ("tiers", "default_tier", "tenants", "keys")
+FILES = ("tiers", "tenants", "keys")  # settings that may name a file
+LIVE = (*FILES, "default_tier", "default_model", "aliases")
 log = logs.logger()
 
 
@@ -28,6 +31,10 @@ class Ruled(Protocol):
     def default_tier(self) -> str: ...
     @property
     def tenants(self) -> TenantSource: ...
+    @property
+    def default_model(self) -> str: ...
+    @property
+    def aliases(self) -> Aliases: ...
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -36,7 +43,9 @@ Stamp = Sequence[tuple[int, int] | None]
 
 def rules_of(cfg: Ruled) -> Rules:
     """The rules of a section; only the gateway has keys. Raises ConfigError."""
-    return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", None))
+    names = ModelNames(default=cfg.default_model, aliases=cfg.aliases)
+    rules = read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", None))
+    return replace(rules, models=names)
 
 
 def tiers_in(cfg: Ruled) -> TierSet:
@@ -76,7 +85,7 @@ async def follow_files(section: str, cfg: R, rules: Rules) -> None:
 
 
 def _files(cfg: object) -> list[Path]:
-    named = [getattr(cfg, field, "") for field in LIVE]
+    named = [getattr(cfg, field, "") for field in FILES]
     return files_of(os.environ) + [Path(name) for name in named if name and isinstance(name, str)]
 
 

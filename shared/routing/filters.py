@@ -9,6 +9,11 @@ def accepting(_offer: Offer, digest: Digest) -> bool:
     return digest.accepting
 
 
+def of_model(offer: Offer, digest: Digest) -> bool:
+    """True if the replica is of the model that the request is for."""
+    return offer.model in ("", digest.model)
+
+
 def able(offer: Offer, digest: Digest) -> bool:
     """True if the replica has every feature and adapter that the request needs."""
     return meets(digest, offer.needs)

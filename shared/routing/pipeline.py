@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from shared.routing.filters import able, accepting
+from shared.routing.filters import able, accepting, of_model
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
@@ -38,7 +38,7 @@ Scorer = Callable[[Offer], Callable[[Digest], float]]
 Picker = Callable[[Offer, Sequence[Candidate], Random], Sequence[Candidate]]
 
 # Every pipeline begins with these filters.
-ELIGIBLE: tuple[Filter, ...] = (accepting, able)
+ELIGIBLE: tuple[Filter, ...] = (accepting, of_model, able)
 
 
 class Pipeline:

@@ -1,4 +1,4 @@
-"""The rules that change while a fleet runs: tiers, tenants' limits, HTTP keys."""
+"""The rules that change while a fleet runs: tiers, tenants' limits, HTTP keys, names of models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from pathlib import Path
 from shared.errors import ConfigError
 from shared.rules import http_keys
 from shared.rules.http_keys import HttpKeys
+from shared.rules.model_names import ModelNames
 from shared.rules.tenants import Tenant, Tenants, load_tenants
 from shared.rules.tiers import DEFAULT, Tier, TierSet, tiers_of
 
@@ -21,6 +22,7 @@ class Rules:
     tiers: TierSet = DEFAULT
     tenants: Tenants = field(default_factory=Tenants)
     keys: HttpKeys | None = None  # None: HTTP needs no key
+    models: ModelNames = field(default_factory=ModelNames)
 
     def take(self, new: "Rules") -> list[str]:
         """Go by the new rules from now on; returns the names of those that differ. Raises

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from shared.errors import ConfigError, PeerError
 from shared.misfit import all_misfits
+from shared.rules.model_names import ModelName
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
 from shared.written import reading, text_of
@@ -25,6 +26,8 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     slo: Slo
     """Time to first token, between tokens, to last token; any may be absent, not all."""
+    models: dict[ModelName, Slo] = {}
+    """Its SLO at the models that are named here, in place of `slo`."""
     share: Annotated[float, Meta(ge=0)] = 1.0
     """Its part of a load that is drawn (`slackline load`, `simulate`), beside the other tiers."""
     service_tier: str | None = None
@@ -37,6 +40,10 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The longest that a best-effort request waits for its first token; absent: till it expires."""
     objective: Annotated[float, Meta(gt=0, lt=1)] = 0.99
     """The share of its offered requests that is to meet the SLO, for alerts."""
+
+    def slo_of(self, model: str) -> Slo:
+        """The SLO of its requests to this model."""
+        return self.models.get(model, self.slo)
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +70,7 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 yield f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
             if name == AUTO:
                 yield f"tier name `{AUTO}` is taken: it stands for the default tier"
-            if tier.slo.bounds_nothing:
+            if any(slo.bounds_nothing for slo in (tier.slo, *tier.models.values())):
                 yield f"tier `{name}` has an SLO without any bound"
             if tier.last_round is not None and tier.last_round not in self.tiers:
                 yield (
@@ -98,7 +105,13 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if definition is None:
             return self
         judged = {
-            name: replace(tier, slo=replace(tier.slo, definition=definition))
+            name: replace(
+                tier,
+                slo=replace(tier.slo, definition=definition),
+                models={
+                    model: replace(slo, definition=definition) for model, slo in tier.models.items()
+                },
+            )
             for name, tier in self.tiers.items()
         }
         return replace(self, tiers=judged)

@@ -132,6 +132,7 @@ def add_plan_arguments(
         --seed K = 0: random seed; the same seed gives the same requests
         """,
     )
+    add_of_model_argument(parser)
     add_tiers_argument(parser)
     add_context_argument(parser, of_fleet=of_fleet)
 
@@ -165,13 +166,24 @@ def read_demand(args: argparse.Namespace) -> Demand:
     tiers = load_tiers(args.tiers)
     trace, notes = None, list[str]()
     if args.trace is not None:
-        trace, notes = read_fitting(args.trace, args.context)
+        trace, notes = read_fitting(args.trace, args.context, args.of_model)
     return Demand(args, tiers, trace, notes)
 
 
-def read_fitting(path: Path, context_tokens: int) -> tuple[Trace, list[str]]:
-    """A trace's requests that the context holds, and a note of the others. Raises ConfigError."""
+def add_of_model_argument(parser: argparse.ArgumentParser) -> None:
+    text = "--of-model NAME: with --trace: only the requests to this model (its column model)"
+    add_options(parser, text)
+
+
+def read_fitting(
+    path: Path, context_tokens: int, model: str | None = None
+) -> tuple[Trace, list[str]]:
+    """A trace's requests that the context holds, and a note of the others. `model`: only those to
+    this one. Raises ConfigError.
+    """
     whole = read_trace(path)
+    if model is not None:
+        whole = whole.of_model(model)
     trace = whole.within(context_tokens)
     left_out = len(whole.rows) - len(trace.rows)
     note = (

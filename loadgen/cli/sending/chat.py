@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
+        --model MODEL: model or adapter that answers (default: the fleet's)
         --tier TIER = {AUTO}: tier of the requests, by name (default: the fleet's)
         --system TEXT =: system prompt
         """,
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401  editing and history for input()
-    chat = Chat(access_of(args), args.tier, args.system, sampling)
+    chat = Chat(access_of(args), args.tier, args.system, sampling, args.model)
     terminal = sys.stdin.isatty()
     if terminal:
         _note("Type a question. /help lists the commands, Ctrl-D leaves.")
@@ -84,8 +85,10 @@ def run(args: argparse.Namespace) -> int:
 class Chat:
     """A conversation. Each answer has its own connection: the user may think for long."""
 
-    def __init__(self, access: Access, tier: str, system: str, sampling: Sampling) -> None:
-        self.tier = tier
+    def __init__(
+        self, access: Access, tier: str, system: str, sampling: Sampling, model: str | None = None
+    ) -> None:
+        self.tier, self._model = tier, model
         self.system = system
         self.turns: list[tuple[str, str]] = []  # (question, answer)
         self._access = access
@@ -166,6 +169,7 @@ class Chat:
             while True:
                 request = GenerateRequest(
                     request_id=new_request_id(),
+                    model=self._model,
                     messages=self._messages(text),
                     sampling=sampling,
                     session=self._session,

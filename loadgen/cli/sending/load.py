@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --json: print the report as JSON instead of a table
         --http URL: send requests to the gateway at URL instead of over NATS, with the key in
             SLACKLINE_API_KEY if it wants one
-        --model MODEL: with --http: name of the model (default: the server's)
+        --model MODEL: model that all requests name (default: none)
         """,
     )
     add_html_argument(parser)
@@ -122,7 +122,7 @@ async def _context_of_fleet(args: argparse.Namespace) -> int:
     async with connected(
         access_of(args), "slackline-load", OPERATOR, Clock(), LOAD_PATIENCE
     ) as client:
-        heartbeats = Heartbeats()
+        heartbeats = Heartbeats(args.model)
         await heartbeats.listen(client.bus)
         return await heartbeats.context_tokens()
 
@@ -166,7 +166,7 @@ async def _sender(
     access = access_of(args)
     async with connected(access, "slackline-load", OPERATOR, clock, LOAD_PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)
-        heartbeats = Heartbeats()
+        heartbeats = Heartbeats(args.model)
         await heartbeats.listen(client.bus)
         if in_multiples:
             tally.resolve = resolved_by(
@@ -174,6 +174,11 @@ async def _sender(
                 lambda planned: cap_tokens(longest, args.context, planned.prompt_tokens),
             )
         sender = NatsSender(
-            client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context
+            client,
+            clock,
+            seed=args.seed,
+            longest_output=longest,
+            context_tokens=args.context,
+            model=args.model,
         )
         yield sender, heartbeats

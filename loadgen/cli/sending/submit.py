@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         f"""
         --raw: continue the prompt as plain text, without the model's chat template
+        --model MODEL: model or adapter that answers (default: the fleet's)
         --tier TIER = {AUTO}: tier of the request, by name (default: the fleet's)
         --tenant TENANT = {DEFAULT_TENANT}: tenant of the request
         --request-id ID: id of the request; a known id attaches to that request (default: a new id)
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     request = GenerateRequest(
         request_id=request_id,
         tenant=args.tenant,
+        model=args.model,
         prompt=prompt if args.raw else None,
         messages=None if args.raw else [{"role": "user", "content": prompt}],
         sampling=sampling_of(args),

@@ -6,7 +6,12 @@ from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
 from loadgen.cli.options.common import add_jobs_argument, add_plots_argument
 from loadgen.cli.options.option import add_options
-from loadgen.cli.options.plan import add_context_argument, add_tiers_argument, read_fitting
+from loadgen.cli.options.plan import (
+    add_context_argument,
+    add_of_model_argument,
+    add_tiers_argument,
+    read_fitting,
+)
 from loadgen.cli.options.trial import add_definition_argument, add_draft_arguments, draft_of
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import Trace
@@ -44,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --json: print JSON instead of tables
         """,
     )
+    add_of_model_argument(parser)
     add_tiers_argument(parser)
     add_draft_arguments(parser)
     add_definition_argument(parser)
@@ -67,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     def show(line: str) -> None:
         console.print(line, markup=False)
 
-    trace, notes = read_fitting(args.trace, args.context)
+    trace, notes = read_fitting(args.trace, args.context, args.of_model)
     for note in notes:
         show(note)
     requests = _requests(trace, tiers, args.seed)

@@ -1,13 +1,19 @@
 """`slackline simulate`: serves a plan of requests with the live cores, in virtual time."""
 
 import argparse
+import math
 import time
+from dataclasses import replace
+
+import msgspec
 
 from loadgen.cli.explain import show
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Plan
 from loadgen.cli.options.trial import add_run_arguments, read_run
+from loadgen.load.mix import with_models
 from loadgen.load.report import zero_gap_note
+from loadgen.simulator.deployment import ServedModel
 from loadgen.simulator.simulation import SimulationResult
 from loadgen.tables import errors, output, print_json, print_line, print_table
 from loadgen.trials.figures import Figures, figures_of
@@ -17,6 +23,7 @@ from loadgen.trials.request_lines import request_lines
 from loadgen.writing import write
 from shared.core.record.explanation import explanation
 from shared.errors import ConfigError
+from shared.perf import profile_file as profiles
 from shared.perf.draft import DraftCost
 
 
@@ -25,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         """
+        --model NAME=PROFILE[,REPLICAS[,SHARE]] (repeated): one of several models of the fleet, in
+            place of --profile and --replicas: 1 replica, and as large a share of the requests as
+            any other, unless the trace names their models
         --requests FILE: write a line for each request to FILE, as CSV: when it was due, when it
             came, whether it was relegated, why it was late
         --explain N (int): say of request N of that file where its time went
@@ -35,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = errors()
     trial, plan = read_run(args, console)
+    if models := [served_model(text) for text in args.model]:
+        if len({model.name for model in models}) < len(models):
+            raise ConfigError("--model: two models have the same name")
+        deployment = replace(trial.deployment, models=models)
+        trial = msgspec.structs.replace(trial, deployment=deployment)
+        shares = {model.name: model.share for model in models}
+        plan = plan._replace(requests=with_models(plan.requests, shares, args.seed))
     began_s = time.perf_counter()
     with console.status("simulating") as status:
         result = trial.serve(
@@ -61,6 +78,23 @@ def run(args: argparse.Namespace) -> int:
         print_line(out, note)
     print_line(out, _summary(figures))
     return 0
+
+
+def served_model(text: str) -> ServedModel:
+    """The model that a --model names. Raises ConfigError."""
+    name, _, rest = text.partition("=")
+    profile, *numbers = rest.split(",")
+    try:
+        replicas, share = [*map(float, numbers), *(1.0, 1.0)[len(numbers) :]]
+        served = ServedModel(name, profile, int(replicas), share)
+    except (ValueError, OverflowError):
+        served = ServedModel("", "", 0)
+    if not name or not profile or served.replicas < 1 or not 0 < served.share < math.inf:
+        raise ConfigError(
+            f"--model {text}: write NAME=PROFILE, NAME=PROFILE,REPLICAS or, as well, SHARE"
+        )
+    profiles.read(profile)
+    return served
 
 
 def _explain(result: SimulationResult, args: argparse.Namespace) -> int:

@@ -96,13 +96,13 @@ class Arrivals:
         sweep: Sweep,
         stall: Stall,
         chores: Chores,
-        tool_format: str,
+        tool_format: Callable[[str], str],
     ) -> None:
         self._owner, self._clock, self._tracing, self._rules = owner, clock, tracing, rules
         self._buckets, self._records, self._placer, self._core = buckets, records, placer, core
         self._intake, self._placement, self._cancels = intake, placement, cancels
         self._refusals, self._sweep, self._stall = refusals, sweep, stall
-        self._chores, self._tool_format = chores, tool_format
+        self._chores, self._tool_format = chores, tool_format  # by model
         self._reading = Shares(cfg.receive_limit)
         self._reading_bytes = Shares(cfg.receive_limit_bytes)
         self._line: Line[Arrival] = Line(AT_ONCE)
@@ -254,7 +254,7 @@ class Arrivals:
         refusable_s = self._core.refusable_s(record, now_unix_s=now)
         if refusable_s is not None and not self._core.tries(record, now_unix_s=now):
             refused = slow_down("no replica can hold its SLO now", refusable_s)
-            await self._refusals.answer(call, refused)
+            await self._refusals.answer(call, refused, record)
             return False
         return await self._store(known, record, body, refusable_s is None, now)
 
@@ -351,7 +351,7 @@ class Arrivals:
             stream_subject=record.stream_subject,
             arrived_unix_s=record.arrived_unix_s,
             prompt_tokens=record.prompt_tokens,
-            tool_format=self._tool_format,
+            tool_format=self._tool_format(record.model),
             thinking=record.thinking,
             attached=attached,
             tier=record.tier,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from services.admission.intake import idempotency
 from services.admission.intake.reading_turns import HUGE_BYTES, Turns
 from services.admission.intake.required_features import Wanted, required_features
+from services.admission.tokenizers import Tokenizers, missing
 from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
@@ -38,6 +39,7 @@ LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
 LONG_BYTES = 4096
 IDS_SPEED = 16
 LONG_PROMPTS = 2  # read at once: each takes a core, and some 200 times its size of memory
+TOKENS_LIMIT = 2**31  # ids, where a model does not tell how many it has
 PROMPT_TOKENS_LIMIT = 2_000_000  # 8 MB: more, no message carries to a worker
 CACHING = frozenset({"torch", "vllm"})  # engines that may have a prefix of the prompt
 # between two checks for a worker that meets the needs, while one may not have been heard of
@@ -93,21 +95,16 @@ def _given(request: GenerateRequest) -> list[str]:
     ]
 
 
-def check_tokenizer(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if our tokenizer, `model`'s, is not the served model's: ids would differ."""
-    if worker is not None and worker.engine != "sim" and worker.model != model:
-        ours = f"that of `{model}`" if model else "the built-in one"
-        raise PeerError(
-            f"admission's tokenizer is {ours}, the workers serve `{worker.model}`:"
-            " set SLACKLINE_ADMISSION_MODEL to the same model",
-            code="server_error",
-        )
-
-
-def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | None) -> Prompt:
+def tokenise(
+    request: GenerateRequest, tokenizer: Tokenizer | None, worker: Announce | None
+) -> Prompt:
     """The tokens of the prompt. Raises PeerError for token ids outside the vocabulary, messages
-    that cannot be rendered, or a text that is too long whatever its tokens are.
+    that cannot be rendered, a text that is too long whatever its tokens are, or any text where its
+    model's tokenizer is not here (None).
     """
+    vocabulary = TOKENS_LIMIT if worker is None else worker.vocabulary or TOKENS_LIMIT
+    if tokenizer is not None:
+        vocabulary = tokenizer.vocabulary
     for param, tokens in (
         ("logit_bias", request.sampling.logit_bias),
         ("stop_token_ids", request.sampling.stop_token_ids),
@@ -115,12 +112,12 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
     ):
         if tokens and param == "token_ids" and len(tokens) > PROMPT_TOKENS_LIMIT:
             raise PeerError(f"more than {PROMPT_TOKENS_LIMIT} token ids", param=param)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < tokenizer.vocabulary:
-            raise PeerError(
-                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param
-            )
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise PeerError(f"token ids must lie between 0 and {vocabulary - 1}", param=param)
     if request.token_ids is not None:
         return request.token_ids
+    if tokenizer is None:
+        raise missing("" if worker is None else worker.model)
     rendered = request.messages is not None
     text = (
         tokenizer.render(request.messages, request.tools, request.chat_template_kwargs)
@@ -141,13 +138,16 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
         raise _over_context(request, error.tokens, worker) from None
 
 
-def thinking_of(request: GenerateRequest, prompt: Prompt, tokenizer: Tokenizer) -> Thinking | None:
+def thinking_of(
+    request: GenerateRequest, prompt: Prompt, tokenizer: Tokenizer | None
+) -> Thinking | None:
     """The marks of thinking in the answer to a chat. None: it has none that its text shows. An
     answer that is held to a format does not think.
     """
-    sampling, end = request.sampling, tokenizer.end_of_thinking
-    if request.messages is None or sampling.structured is not None:
+    sampling = request.sampling
+    if tokenizer is None or request.messages is None or sampling.structured is not None:
         return None
+    end = tokenizer.end_of_thinking
     if end is None or thinking.ended(prompt, end):
         return None
     if not tokenizer.shows(end, specials=not sampling.skip_special_tokens):
@@ -236,14 +236,12 @@ class Intake:
     def __init__(
         self,
         rules: Rules,
-        tokenizer: Tokenizer,
-        model: str,
+        tokenizers: Tokenizers,
         workers: Workers,
         body_key: Callable[[RequestKey], str],
         owner: str,
     ) -> None:
-        """`model`: the model whose tokenizer is given; "" for the built-in tokenizer."""
-        self._rules, self._tokenizer, self._model = rules, tokenizer, model
+        self._rules, self._tokenizers = rules, tokenizers
         self._workers, self._body_key, self._owner = workers, body_key, owner
         self._turns = Turns(LONG_PROMPTS)
 
@@ -276,14 +274,14 @@ class Intake:
         that was not heard of yet may have what the request needs.
         """
         wanted = await self._wanted(request)
-        worker = self._workers.any(wanted.needs) or self._workers.last
-        check_tokenizer(worker, self._model)
+        worker = self._workers.any(wanted.model, wanted.needs) or self._workers.last(wanted.model)
+        tokenizer = await self._tokenizers.of(wanted.model, worker)
         prompt = await self._in_time(
-            request, payload_bytes, lambda: tokenise(request, self._tokenizer, worker)
+            request, payload_bytes, lambda: tokenise(request, tokenizer, worker)
         )
         max_tokens = fits(prompt, request, worker)
         named = self._rules.tiers.named(tier)
-        slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
+        slo = resolve(request.slo or named.slo_of(wanted.model), len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
         if not request.allow_relegation:
@@ -316,7 +314,8 @@ class Intake:
             asked=digest,
             weight=tenant.weight,
             begin_by_unix_s=math.inf if named.wait_s is None else arrived_unix_s + named.wait_s,
-            thinking=thinking_of(request, prompt, self._tokenizer),
+            thinking=thinking_of(request, prompt, tokenizer),
+            model=wanted.model,
         )
         sampling = replace(
             request.sampling,
@@ -326,9 +325,10 @@ class Intake:
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
 
     async def _wanted(self, request: GenerateRequest) -> Wanted:
+        workers, ours, names = self._workers, self._tokenizers.configured, self._rules.models
         try:
-            async with asyncio.timeout(2 * self._workers.lost_s):
-                while (wanted := required_features(request, self._workers, self._model)) is None:
+            async with asyncio.timeout(2 * workers.lost_s):
+                while (wanted := required_features(request, workers, ours, names)) is None:
                     await asyncio.sleep(LISTEN_S)
                 return wanted
         except TimeoutError:

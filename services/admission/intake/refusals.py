@@ -9,7 +9,7 @@ from shared.bus.api import Bus, Call
 from shared.errors import BusError
 from shared.placing.outcomes import Outcomes
 from shared.process.chores import Chores
-from shared.schemas import Ended, Refused
+from shared.schemas import Ended, Record, Refused
 
 NOTICE_S = 0.1  # one notice tells of the refusals of this time
 
@@ -19,13 +19,14 @@ class Refusals:
         self._bus, self._outcomes, self._chores = bus, outcomes, chores
         self._unsaid: Counter[str] = Counter()  # by tier: those not told to who watches
 
-    async def answer(self, call: Call, refused: Refused) -> None:
+    async def answer(self, call: Call, refused: Refused, record: Record | None = None) -> None:
+        """`record`: what would have been stored of the request, if it was read."""
         tenant, tier = call.subject.split(".")[-2:]
-        self.note(tenant, tier, refused.code)
+        self.note(tenant, tier, refused.code, record)
         await call.reply(refused)
 
-    def note(self, tenant: str, tier: str, code: str) -> None:
-        self._outcomes.refused(tenant, tier, code)
+    def note(self, tenant: str, tier: str, code: str, record: Record | None = None) -> None:
+        self._outcomes.refused(tenant, tier, code, record)
         if code == "slow_down":
             if not self._unsaid:
                 self._chores.spawn(self._tell_watchers(), "admission.refusals")

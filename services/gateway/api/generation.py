@@ -69,7 +69,7 @@ class Generations:
         """
         model = ask.model or self._fleet.default_model()
         # a name that no replica has may be anything: it is no model
-        known = model if self._fleet.knows(model) else UNKNOWN_MODEL
+        known = self._fleet.meant(model) if self._fleet.knows(model) else UNKNOWN_MODEL
         span = self._span(ask, known, traceparent, began_unix_s)
         handles: list[Handle] = []
         answer: Answer | None = None

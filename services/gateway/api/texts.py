@@ -1,5 +1,5 @@
 """POST /tokenize and /detokenize, as vLLM has them, and the count of Anthropic's messages.
-Admission answers, with its own tokenizer.
+Admission answers, with its tokenizer of the model.
 """
 
 from typing import Annotated, Any
@@ -71,6 +71,7 @@ class Texts:
         body = asking.read(_TOKENIZE, await http_request.read(), neutral)
         self._check(body.model)
         question = Tokenize(
+            model=self._named(body.model),
             prompt=body.prompt,
             messages=body.messages,
             tools=[msgspec.to_builtins(tool) for tool in body.tools or []],
@@ -79,10 +80,9 @@ class Texts:
             names=bool(body.return_token_strs),
         )
         told = await self._tokenized(http_request, question)
-        model = body.model or self._fleet.default_model()
         reply = TokenizeReply(
             count=len(told.tokens),
-            max_model_len=self._fleet.context_tokens(model) or None,
+            max_model_len=self._fleet.context_tokens(body.model) or None,
             tokens=told.tokens,
             token_strs=told.names if body.return_token_strs else None,
         )
@@ -92,6 +92,7 @@ class Texts:
         """Answers how many tokens a chat has, as Anthropic's API does."""
         self._check(body.model)
         question = Tokenize(
+            model=self._named(body.model),
             messages=body.messages,
             tools=[] if body.calls is None else body.calls.definitions,
             chat_template_kwargs=body.template,
@@ -104,7 +105,7 @@ class Texts:
         self._check(body.model)
         told = await self._bus.request(
             subjects.tokens(http_request.tenant),
-            Detokenize(tokens=body.tokens),
+            Detokenize(model=self._named(body.model), tokens=body.tokens),
             Detokenized,
             timeout_s=ANSWER_S,
         )
@@ -113,6 +114,10 @@ class Texts:
     async def _tokenized(self, http_request: HttpRequest, question: Tokenize) -> Tokenized:
         subject = subjects.tokens(http_request.tenant)
         return await self._bus.request(subject, question, Tokenized, timeout_s=ANSWER_S)
+
+    def _named(self, model: str | None) -> str:
+        """The model of a question; empty: the only one there is."""
+        return (model or "") if self._fleet.several else ""
 
     def _check(self, model: str | None) -> None:
         """Raises Rejected for a model that no replica has."""

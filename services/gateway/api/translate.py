@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from services.gateway.api.alive import Fleet
 from services.gateway.api.api_format import ApiFormat
 from services.gateway.api.asking import StreamOptions
 from services.gateway.api.chats import WHATEVER_FITS, ChatBody
@@ -73,12 +74,12 @@ def read_ask(
     request_id: str,
     tenant: str,
     tiers: TierSet,
-    *,
-    held: bool,
+    fleet: Fleet,
 ) -> Ask:
     """Reads a whole request. Raises PeerError, naming the field or the header at fault. Checks that
-    depend on the model are admission's. `held`: an engine can hold an answer to a format.
+    depend on the model are admission's.
     """
+    held = fleet.holds_formats(body.model)
     tier, service_tier = read_tier(headers, body.service_tier, tiers)
     prompts, n = body.prompts, body.n or 1
     if len(prompts) * n > REQUESTS_LIMIT:
@@ -89,7 +90,7 @@ def read_ask(
             param=param,
         )
     options = body.stream_options or StreamOptions()
-    slo = read_slo(headers, tiers.named(tier))
+    slo = read_slo(headers, tiers.named(tier).slo_of(fleet.model_of(body.model)))
     calls = body.calls
     sampling, importance = sampling_of(body, calls, held=held), importance_of(body.priority)
     application, session = headers.get(APPLICATION, "")[:128], body.session

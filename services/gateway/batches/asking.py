@@ -107,7 +107,7 @@ class BatchAsker:
                 request_id,
                 line.tenant,
                 tiers,
-                held=self._fleet.holds_formats(),
+                self._fleet,
             )
         except PeerError as error:
             problem = envelope.of_error(error)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from services.gateway.http.json_bytes import encode
 from shared.bus.api import RefusedError
-from shared.core.record.record import BREAKS_ENGINES, OVER_CONTEXT
+from shared.core.record.record import BREAKS_ENGINES, NO_MODEL, OVER_CONTEXT
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.schemas import Refused, Verdict
 from shared.vocabulary import FinishReason
@@ -126,7 +126,11 @@ BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", c
 
 
 # the first words of a verdict's message -> the code, where a client can tell more by it
-INVALID_CODES = {OVER_CONTEXT: "context_length_exceeded", BREAKS_ENGINES: "breaks_engines"}
+INVALID_CODES = {
+    OVER_CONTEXT: "context_length_exceeded",
+    BREAKS_ENGINES: "breaks_engines",
+    NO_MODEL: "model_not_found",
+}
 
 
 def body_too_large(limit_bytes: int) -> Problem:
@@ -240,13 +244,14 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
                 dropped="rejected-context-cancelled",
             )
         case FinishReason.INVALID:
+            code = next(
+                (code for words, code in INVALID_CODES.items() if message.startswith(words)),
+                "unsupported_parameter",
+            )
             return Problem(
-                status=400,
+                status=STATUS_OF_CODE.get(code, 400),
                 message=message or "the engine cannot do what was asked for",
-                code=next(
-                    (code for words, code in INVALID_CODES.items() if message.startswith(words)),
-                    "unsupported_parameter",
-                ),
+                code=code,
             )
         case FinishReason.FAILED:
             return Problem(status=500, message=message or "the request failed", code="server_error")

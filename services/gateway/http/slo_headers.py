@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from shared.errors import PeerError
-from shared.rules.tiers import Tier
 from shared.vocabulary import LONGEST_S, SHORTEST_S, Slo
 
 NONE = "none"  # in place of milliseconds: the request goes without this bound of its tier
@@ -21,9 +20,9 @@ MULTIPLES = {"ttft_s": "ttft_x", "tbt_s": "tbt_x", "ttlt_s": "ttlt_x"}
 LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S
 
 
-def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The SLO of the tier with the bounds that the request names in place of its own; None: the
-    request names none. Raises PeerError, naming the header, for anything but NONE and milliseconds
+def read_slo(headers: Mapping[str, str], of_tier: Slo) -> Slo | None:
+    """The SLO of the request's tier with the bounds that the request names in place of its own;
+    None: it names none. Raises PeerError, naming the header, for anything but NONE and milliseconds
     from 0.1 to a year.
     """
     bounds: dict[str, float | None] = {}
@@ -33,7 +32,7 @@ def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
             bounds[bound] = None if _is_none(headers[name]) else _read_ms(headers[name], name) / 1e3
             if bound in MULTIPLES:
                 bounds[MULTIPLES[bound]] = None
-    return replace(tier.slo, **bounds) if bounds else None
+    return replace(of_tier, **bounds) if bounds else None
 
 
 def header_at_fault(headers: Mapping[str, str], param: str | None) -> str | None:

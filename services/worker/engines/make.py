@@ -20,6 +20,11 @@ BLOCK_TOKENS = 16
 
 def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
     """The engine and the tokenizer of its model. Raises ConfigError."""
+    engine, tokenizer = _make(cfg)
+    return engine.named(cfg.served_name) if cfg.served_name else engine, tokenizer
+
+
+def _make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
     if cfg.draft_model and cfg.engine != "torch":
         raise ConfigError(
             f"draft_model is of the torch engine, not of {cfg.engine}: sim takes the cost of a "

@@ -13,7 +13,8 @@ TRY_S = 0.5  # between two requests of a kind that are offered while all are dec
 FORGET_S = 2.0  # after the last decline
 KINDS_LIMIT = 1024
 
-Kind = tuple[Lane, str, Slo, tuple[str, ...]]  # importance and tenant, tier, SLO, needs
+# importance and tenant, tier, SLO, model, needs
+Kind = tuple[Lane, str, Slo, str, tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -71,4 +72,4 @@ class Declines:
 
 
 def _kind_of(record: Record) -> Kind:
-    return lane_of(record), record.tier, record.slo, record.needs
+    return lane_of(record), record.tier, record.slo, record.model, record.needs

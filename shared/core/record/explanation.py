@@ -82,6 +82,7 @@ def explanation(
         happenings=list(timeline.happenings),
         left_out=timeline.left_out,
         verdict=verdict,
+        model=record.model,
     )
 
 

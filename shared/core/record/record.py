@@ -21,6 +21,7 @@ ENGINE_DIED = "engine died"  # or hung and was killed, while it computed the att
 ENGINES_MOST = 2  # a request fails once so many engines have died so with it
 BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
 
+NO_MODEL = "No replica serves the model"
 OVER_CONTEXT = "This model's maximum context length is"
 
 
@@ -257,6 +258,14 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
     if record.resume.measure.tokens >= room:
         return ended(record, FinishReason.LENGTH, record.resume, now_unix_s)
     return replace(record, max_tokens=room)
+
+
+def unserved(record: Record, now_unix_s: float) -> Record | None:
+    """The request ends: the model that it waits for has left the fleet."""
+    if not applies(Event.UNSERVED, record):
+        return None
+    message = f"{NO_MODEL} `{record.model}` any more"
+    return ended(record, FinishReason.INVALID, record.resume, now_unix_s, message=message)
 
 
 def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> str:

@@ -35,6 +35,7 @@ class Event(Enum):
     REFUSED = "refused"
     EXPIRED = "expired"
     FITTED = "fitted"
+    UNSERVED = "unserved"
 
 
 # Event -> state before -> possible states after. Where a state is left out, nothing changes.
@@ -78,6 +79,7 @@ LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
     },
     Event.EXPIRED: {State.RELEGATED: [State.ENDED], State.CANCELLED_RELEGATED: [State.ENDED]},
     Event.FITTED: {State.RELEGATED: [State.RELEGATED, State.ENDED]},
+    Event.UNSERVED: {State.RELEGATED: [State.ENDED], State.CANCELLED_RELEGATED: [State.ENDED]},
 }
 
 

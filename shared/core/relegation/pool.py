@@ -1,10 +1,11 @@
 """The order in which requests of the best-effort pool are placed: by importance, then by the tokens
 that their tenant was given (the fewest first), then by age.
 
-Replicas take only requests whose needs they meet. Requests with equal needs have an order, and the
-first of these orders' firsts is next. A step costs the logarithm of the number of tenants, and a
-search in a tenant's requests. A heap's entry is corrected only at the top, which is enough: a
-waiting tenant's tokens only grow. Entries of tenants that left are swept once most are void.
+Replicas take only requests of their model whose needs they meet. Requests with the same of both
+have an order, and the first of these orders' firsts is next. A step costs the logarithm of the
+number of tenants, and a search in a tenant's requests. A heap's entry is corrected only at the top,
+which is enough: a waiting tenant's tokens only grow. Entries of tenants that left are swept once
+most are void.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +21,7 @@ SWEEP_MIN = 64  # heap entries; a shorter heap is not swept
 
 Lane = tuple[float, str]  # (-importance, tenant)
 Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
-Needs = tuple[str, ...]  # Record.needs
+Wants = tuple[str, tuple[str, ...]]  # model and needs of a record
 # -importance, given, then the oldest item of the lane
 Rank = tuple[float, float, float, RequestKey, Lane]
 
@@ -181,34 +182,38 @@ class FairOrder:
 
 
 class Order:
-    """The order of waiting records with their needs: a FairOrder for each set of needs."""
+    """The order of waiting records: a FairOrder for each model and set of needs."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._orders: dict[Needs, FairOrder] = {}
-        self._needs: dict[RequestKey, Needs] = {}
+        self._orders: dict[Wants, FairOrder] = {}
+        self._wants: dict[RequestKey, Wants] = {}
 
     def add(self, record: Record) -> None:
-        self._needs[record.key] = record.needs
-        if record.needs not in self._orders:
-            self._orders[record.needs] = FairOrder(self._shares)
-        self._orders[record.needs].add(record)
+        wants = self._wants[record.key] = (record.model, record.needs)
+        if wants not in self._orders:
+            self._orders[wants] = FairOrder(self._shares)
+        self._orders[wants].add(record)
 
     def discard(self, key: RequestKey) -> None:
-        needs = self._needs.pop(key, None)
-        if needs is not None:
-            self._orders[needs].discard(key)
-            if not self._orders[needs]:
-                del self._orders[needs]
+        wants = self._wants.pop(key, None)
+        if wants is not None:
+            self._orders[wants].discard(key)
+            if not self._orders[wants]:
+                del self._orders[wants]
 
     def keys(self) -> KeysView[RequestKey]:
-        return self._needs.keys()
+        return self._wants.keys()
 
-    def first(self, meets: Callable[[Needs], bool]) -> RequestKey | None:
-        """The next record whose needs are met; None if there is none."""
+    def of(self, model: str) -> int:
+        """The number of records that a replica of this model may take, were their needs met."""
+        return sum(len(order) for (of, _), order in self._orders.items() if of in ("", model))
+
+    def first(self, suits: Callable[[Wants], bool]) -> RequestKey | None:
+        """The next record with suitable wants; None if there is none."""
         ranks = [
             rank
-            for needs, order in self._orders.items()
-            if meets(needs) and (rank := order.first()) is not None
+            for wants, order in self._orders.items()
+            if suits(wants) and (rank := order.first()) is not None
         ]
         return min(ranks)[3] if ranks else None

@@ -9,7 +9,7 @@ from heapq import nlargest
 
 from msgspec.structs import replace
 
-from shared.core.relegation.pool import Lane, lane_of
+from shared.core.relegation.pool import lane_of
 from shared.schemas import PoolDigest, PoolLane, Record
 
 LANES_LIMIT = 1024  # lanes in a digest: those with most work
@@ -21,16 +21,23 @@ SURE = 0.75
 
 
 class PoolWork:
-    """The work of each tenant at each importance."""
+    """The work of each tenant at each importance, for each model."""
 
     def __init__(self, lanes: Iterable[PoolLane] = ()) -> None:
-        self._lanes = {(-lane.importance, lane.tenant): lane for lane in lanes}
+        self._lanes: dict[tuple[float, str, str], PoolLane] = {
+            (-lane.importance, lane.tenant, lane.model): lane for lane in lanes
+        }
 
     def add(self, record: Record, sign: int = 1) -> None:
         """One request more; with `sign` -1, one less."""
-        key = lane_of(record)
+        key = (*lane_of(record), record.model)
         lane = self._lanes.get(key) or PoolLane(
-            tenant=key[1], importance=record.importance, weight=record.weight, requests=0, tokens=0
+            tenant=key[1],
+            importance=record.importance,
+            weight=record.weight,
+            requests=0,
+            tokens=0,
+            model=record.model,
         )
         if lane.requests + sign > 0:
             tokens = lane.tokens + sign * record.work_tokens
@@ -45,13 +52,16 @@ class PoolWork:
     def before(self, record: Record) -> int:
         """Tokens that have their turn before this request ends, its own included. More important
         work goes first. Of another tenant's equally important work, only as much goes first as is
-        given to it by weight in that time (shared/core/relegation/pool.py).
+        given to it by weight in that time (shared/core/relegation/pool.py). Work of another model
+        takes nothing of its time.
         """
-        mine: Lane = lane_of(record)
+        mine = (*lane_of(record), record.model)
         own = self._lanes.get(mine)
         brought = record.work_tokens + (own.tokens if own else 0)
         before = float(brought)
         for lane, work in self._lanes.items():
+            if record.model and work.model not in ("", record.model):
+                continue
             if lane[0] < mine[0]:
                 before += work.tokens
             elif lane[0] == mine[0] and lane != mine:
@@ -62,7 +72,7 @@ class PoolWork:
         return sum(work.requests for lane, work in self._lanes.items() if lane[1] == tenant)
 
     def tenants(self) -> set[str]:
-        return {tenant for _, tenant in self._lanes}
+        return {tenant for _, tenant, _ in self._lanes}
 
 
 class PoolRoom:
@@ -72,13 +82,15 @@ class PoolRoom:
         """`requests_limit`: requests in the pool, shared equally by the tenants that have any."""
         self._limit = requests_limit
         self._tokens_s = 0.0  # 0: nothing is known
+        self._rates: dict[str, float] = {}  # the part of each model, if there are several
         self._work = PoolWork()
         self._sent: deque[tuple[float, Record]] = deque()  # (unix_s, what was sent then)
 
     def heard(self, digest: PoolDigest, now_unix_s: float) -> None:
         while self._sent and self._sent[0][0] < now_unix_s - ON_ITS_WAY_S:
             self._sent.popleft()
-        self._tokens_s, self._work = digest.tokens_s, PoolWork(digest.lanes)
+        self._tokens_s, self._rates = digest.tokens_s, digest.rates
+        self._work = PoolWork(digest.lanes)
         for _, record in self._sent:
             self._work.add(record)
 
@@ -93,9 +105,10 @@ class PoolRoom:
         tenants = self._work.tenants() | {tenant}
         if self._work.requests(tenant) >= self._limit / len(tenants):
             return RETRY_MAX_S
-        if not self._tokens_s:
+        tokens_s = self._rates.get(record.model, self._tokens_s)
+        if not tokens_s:
             return None
-        done_unix_s = now_unix_s + self._work.before(record) / self._tokens_s
+        done_unix_s = now_unix_s + self._work.before(record) / tokens_s
         late_s = done_unix_s - now_unix_s - SURE * (record.leaves_pool_unix_s - now_unix_s)
         if late_s <= 0.0:
             return None

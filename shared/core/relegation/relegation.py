@@ -1,8 +1,8 @@
 """RelegationCore: decides which relegated request goes to which replica with surplus.
 
 The order is importance, the tenant given least, then age (pool.py). A request waits for a replica
-that meets its needs; one whose SLO has become attainable goes back as standard. The stored records
-are the queue; RelegationCore has a working copy.
+of its model that meets its needs; one whose SLO has become attainable goes back as standard. The
+stored records are the queue; RelegationCore has a working copy.
 """
 
 import math
@@ -18,7 +18,7 @@ from shared.core.relegation.pool import SWEEP_MIN, Order, Shares, lane_of
 from shared.core.relegation.pool_rate import PoolRate
 from shared.core.relegation.pool_work import PoolWork
 from shared.core.tick import Tick
-from shared.features import meets
+from shared.features import serves
 from shared.schemas import Digest, PoolDigest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
@@ -128,8 +128,8 @@ class RelegationCore:
         self._loads = LoadView()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
         self._work = PoolWork()
-        self._drain = PoolRate()
-        self._heard_unix_s = -math.inf
+        self._rates: dict[str, PoolRate] = {}  # by model
+        self._heard_unix_s: dict[str, float] = {}  # when a digest of the model came last
 
     @property
     def idle(self) -> bool:
@@ -141,9 +141,16 @@ class RelegationCore:
 
     def digest(self, *, now_unix_s: float) -> PoolDigest:
         """The work in the pool, and the speed at which the fleet takes it."""
-        views = self._loads.views(now_unix_s).values()
-        idle_tokens_s = sum(1.0 / digest.token_s for digest in views if digest.accepting)
-        return PoolDigest(tokens_s=self._drain.tokens_s(idle_tokens_s), lanes=self._work.lanes())
+        idle_tokens_s = dict.fromkeys(self._rates, 0.0)
+        for digest in self._loads.views(now_unix_s).values():
+            if digest.accepting and digest.model in idle_tokens_s:
+                idle_tokens_s[digest.model] += 1.0 / digest.token_s
+        rates = {model: self._rates[model].tokens_s(idle_tokens_s[model]) for model in self._rates}
+        return PoolDigest(
+            tokens_s=sum(rates.values()),
+            lanes=self._work.lanes(),
+            rates=rates if len(rates) > 1 else {},
+        )
 
     def wake_at_unix_s(self) -> float | None:
         """The next expiry. Everything else happens when a digest comes."""
@@ -168,7 +175,7 @@ class RelegationCore:
             case Taken(key) | Gone(key):
                 if key in self._waiting:
                     if isinstance(event, Taken):
-                        self._drain.took(self._waiting[key].record)
+                        self._took(key)
                     self._leave(key, now_unix_s)
             case Declined(key, replica):
                 self._not_before_unix_s = {
@@ -220,7 +227,8 @@ class RelegationCore:
         waiting = self._waiting[record.key] = _Waiting(record, self._hopeful_until_unix_s(record))
         self._shares.enter(lane_of(record), now_unix_s)
         self._work.add(record)
-        self._drain.entered(record)
+        for rate in self._rates.values():
+            rate.entered(record)
         self._offer_again(waiting, now_unix_s)
 
     def _offer_again(self, waiting: _Waiting, now_unix_s: float) -> None:
@@ -262,13 +270,28 @@ class RelegationCore:
 
     def _wait(self, digest: Digest, now_unix_s: float) -> None:
         """Time passes. It counts as waited unless this replica has room that no request suits."""
-        passed_s = min(now_unix_s - self._heard_unix_s, STALE_S)
-        self._heard_unix_s = now_unix_s
-        suits = self._waiting and (
-            not digest.surplus or self._order.first(lambda needs: meets(digest, needs)) is not None
+        model = digest.model
+        passed_s = min(now_unix_s - self._heard_unix_s.get(model, -math.inf), STALE_S)
+        self._heard_unix_s[model] = now_unix_s
+        if model not in self._rates:
+            self._rates[model] = PoolRate()
+        suits = self._order.of(model) and (
+            not digest.surplus
+            or self._order.first(lambda wants: serves(digest, *wants)) is not None
         )
-        if self._busy or suits:
-            self._drain.waited(passed_s)
+        if suits or any(self._model_of(replica) in ("", model) for replica in self._busy.values()):
+            self._rates[model].waited(passed_s)
+
+    def _model_of(self, replica: ReplicaId | None) -> str:
+        """The model of a replica; empty: it is not known."""
+        digest = None if replica is None else self._loads.raw(replica)
+        return "" if digest is None else digest.model
+
+    def _took(self, key: RequestKey) -> None:
+        """A replica took it: that is work done at the speed of its model."""
+        model = self._model_of(self._busy.get(key))
+        if model in self._rates:
+            self._rates[model].took(self._waiting[key].record)
 
     def _hand_out(
         self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]
@@ -290,7 +313,7 @@ class RelegationCore:
             handed < most
             and (handed < self._set.per_digest or handed_tokens < alone.tokens)
             and looks > 0
-            and (key := order.first(lambda needs: meets(digest, needs))) is not None
+            and (key := order.first(lambda wants: serves(digest, *wants))) is not None
         ):
             waiting = self._waiting[key]
             record = waiting.record
@@ -320,11 +343,12 @@ class RelegationCore:
         """The most that this replica is handed at once, if it has only best-effort requests and has
         answered all its offers. Several such replicas share the waiting requests.
         """
-        free = len(self._waiting) - len(self._busy)
+        free = self._order.of(digest.model)
         if not free or not _has_best_effort_alone(digest) or replica in self._busy.values():
             return _AtOnce(0, 0.0)
         views = self._loads.views(now_unix_s).values()
-        part = math.ceil(free / max(sum(map(_has_best_effort_alone, views)), 1))
+        alone = sum(_has_best_effort_alone(each) for each in views if each.model == digest.model)
+        part = math.ceil(free / max(alone, 1))
         slots = int((1 - KEPT) * digest.free_slots)
         room_tokens = (digest.kv_free_blocks - KEPT * digest.kv_blocks) * digest.block_tokens
         tokens = max(min(ALONE_S / digest.token_s, room_tokens), 0.0)

@@ -221,6 +221,8 @@ def _unfit(offer: Offer, facts: Announce | None, table: RequestTable) -> Decline
     known_tokens = offer.prompt_tokens + offer.generated_tokens
     if facts is None or facts.draining:
         return OfferNotReady(reason="not ready")
+    if offer.model not in ("", facts.model):
+        return OfferDeclined(reason="it serves another model")
     if known_tokens >= facts.context_tokens:
         return OfferDeclined(reason="prompt exceeds the context")
     if offer.generated_tokens >= offer.max_tokens:

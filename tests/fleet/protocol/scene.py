@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from shared.schemas import End
+from services.admission.config import AdmissionConfig
+from shared.schemas import End, GenerateRequest
 from tests.simulated.broker import Faults
 
 CALM = Faults()
@@ -43,6 +44,9 @@ class Scene:
     deletions: int = 0  # of open records, by hand
     # replicas whose engine has min-p; if any has, every second request needs it
     able: tuple[str, ...] = ()
+    # the models of the replicas, in turn; requests name them, in turn
+    models: tuple[str, ...] = ("m",)
+    return_s: float = 300.0  # until a model without a replica has left
     skew_s: float = 0.0  # the clock of every second process is so much ahead, or behind
     keeps_time: bool = False  # every process follows the time of the fleet, as live
     # half-way the clock of the broker and those of half the hosts jump by so much
@@ -50,6 +54,24 @@ class Scene:
     acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
     full_s: float = 0.0  # for so long the store takes no writes
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
+
+    @property
+    def admission(self) -> AdmissionConfig:
+        return AdmissionConfig(
+            policy=self.policy, sweep_s=2.0, lost_limit=100, return_s=self.return_s
+        )
+
+    def model_of(self, replica: str) -> str:
+        return self.models[int(replica[1:]) % len(self.models)]
+
+    def model_asked(self, n: int) -> str | None:
+        """The model that request n names; None where there is only one."""
+        return self.models[n % len(self.models)] if len(self.models) > 1 else None
+
+    def suits(self, replica: str, request: GenerateRequest) -> bool:
+        """Tells whether the replica has what the request needs, its model included."""
+        able = not request.sampling.min_p or replica in self.able
+        return able and request.model in (None, self.model_of(replica))
 
 
 @dataclass

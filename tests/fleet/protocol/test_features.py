@@ -28,6 +28,7 @@ from shared.core.tick import Tick
 from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.routing.routings import named
+from shared.rules.model_names import ModelNames
 from shared.rules.tiers import DEFAULT
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
@@ -116,6 +117,9 @@ def test_a_request_needs_what_it_asks_for_beyond_the_neutral_and_no_more() -> No
 # ---------------------------------------------------------------- refusals
 
 
+NO_NAMES = ModelNames()
+
+
 class At:
     """A clock that stands still until it is moved."""
 
@@ -160,7 +164,7 @@ def asked(model: str | None = None, adapter: str = "", **sampling: Any) -> Gener
 
 def refused(request: GenerateRequest, workers: Workers) -> tuple[str, str | None, str]:
     with pytest.raises(PeerError) as caught:
-        required_features(request, workers, "")
+        required_features(request, workers, (), NO_NAMES)
     return caught.value.code, caught.value.param, caught.value.message
 
 
@@ -170,8 +174,8 @@ def test_what_no_replica_has_is_refused_with_the_parameter_and_the_engines_there
     assert (code, param) == ("unsupported_parameter", "structured")
     assert "structured output" in message
     assert "sim, torch" in message
-    assert required_features(asked(min_p=0.1), workers, "") == Wanted("", ("min_p",))
-    assert required_features(asked(), workers, "") == Wanted("", ())
+    assert required_features(asked(min_p=0.1), workers, (), NO_NAMES) == Wanted("", ("min_p",), "m")
+    assert required_features(asked(), workers, (), NO_NAMES) == Wanted("", (), "m")
 
 
 def test_what_only_different_replicas_have_is_refused_together() -> None:
@@ -181,7 +185,7 @@ def test_what_only_different_replicas_have_is_refused_together() -> None:
         for_s=10,
     )
     assert refused(asked(min_p=0.1, logit_bias={1: 1.0}), workers)[0] == "unsupported_parameter"
-    assert required_features(asked(min_p=0.1), workers, "") is not None
+    assert required_features(asked(min_p=0.1), workers, (), NO_NAMES) is not None
 
 
 @pytest.mark.parametrize(
@@ -192,17 +196,17 @@ def test_before_every_worker_can_have_been_heard_nothing_is_refused(
     request_: GenerateRequest,
 ) -> None:
     workers, clock = listening(for_s=0)
-    assert required_features(request_, workers, "") is None
+    assert required_features(request_, workers, (), NO_NAMES) is None
     if request_.model != "m":
         workers.received(worker("a"))
-        assert required_features(request_, workers, "") is None
+        assert required_features(request_, workers, (), NO_NAMES) is None
     workers.received(worker("b", "vllm", ALL, ("poet",)))
-    assert required_features(request_, workers, "") is not None
+    assert required_features(request_, workers, (), NO_NAMES) is not None
     clock.now += 4.0
     assert (
         refused(request_, workers)[0] == "server_is_overloaded"
         if request_.model != "m"
-        else required_features(request_, workers, "")
+        else required_features(request_, workers, (), NO_NAMES)
     )
 
 
@@ -223,11 +227,53 @@ def test_a_model_may_be_the_name_of_an_adapter_of_any_replica() -> None:
         asked("m", "poet"),
         asked("poet", "poet"),
     ):
-        assert required_features(request, workers, "") == Wanted("poet", ("adapter:poet",))
-    assert required_features(asked("m"), workers, "") == Wanted("", ())
+        assert required_features(request, workers, (), NO_NAMES) == Wanted(
+            "poet", ("adapter:poet",), "m"
+        )
+    assert required_features(asked("m"), workers, (), NO_NAMES) == Wanted("", (), "m")
     assert refused(asked("gpt"), workers)[:2] == ("model_not_found", "model")
     assert refused(asked(adapter="painter"), workers)[:2] == ("model_not_found", "adapter")
     assert refused(asked("gpt", "poet"), workers)[:2] == ("invalid_request_error", "adapter")
+
+
+def of_models(*models: str, adapters: tuple[str, ...] = ()) -> Workers:
+    announced = (
+        made.announce(f"r{n}", model=model, adapters=list(adapters))
+        for n, model in enumerate(models)
+    )
+    return listening(*announced, for_s=10)[0]
+
+
+def test_a_request_that_names_no_model_means_the_default_one() -> None:
+    workers = of_models("a", "b")
+    names = ModelNames(default="best", aliases={"best": "b", "verse": "poet"})
+    chosen = required_features(asked(), workers, (), names)
+    assert chosen is not None and chosen.model == "b"
+    assert required_features(asked("a"), workers, (), names) == Wanted("", (), "a")
+    with pytest.raises(PeerError, match="unknown model `c`") as unknown:
+        required_features(asked(), workers, (), ModelNames(default="c"))
+    assert unknown.value.code == "model_not_found"
+
+
+def test_an_adapter_of_two_models_needs_the_model_too() -> None:
+    workers, names = of_models("a", "b", adapters=("poet",)), ModelNames(aliases={"verse": "poet"})
+    for asking in (asked("poet"), asked("verse"), asked(adapter="poet")):
+        with pytest.raises(PeerError, match="`a`, `b` have an adapter `poet`"):
+            required_features(asking, workers, (), names)
+    chosen = required_features(asked("b", "poet"), workers, (), names)
+    assert chosen == Wanted("poet", ("adapter:poet",), "b")
+
+
+def test_a_model_that_admission_was_told_of_may_yet_come() -> None:
+    """Its workers load it still. One that nobody was told of is unknown."""
+    workers, ours = of_models("a"), ("a", "b")
+    with pytest.raises(PeerError, match="no replica is there now, of `b`: ask again") as awaited:
+        required_features(asked("b"), workers, ours, NO_NAMES)
+    assert awaited.value.code == "server_is_overloaded"
+    with pytest.raises(PeerError, match="name one of `a`, `b`"):
+        required_features(asked(), workers, ours, NO_NAMES)
+    with pytest.raises(PeerError, match="unknown model `c`"):
+        required_features(asked("c"), workers, ours, NO_NAMES)
 
 
 INCOHERENT: list[tuple[dict[str, Any], str]] = [

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.admission.config import AdmissionConfig
 from services.admission.service import Admission
 from services.admission.sweep import ORPHAN_S
+from services.admission.tokenizers import Tokenizers
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.relegation.config import RelegationConfig
@@ -111,8 +111,7 @@ class World:
             await time.begin()
             process.spawn(time.keep())
         if kind == "admission":
-            cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0, lost_limit=100)
-            service = Admission(cfg, bus, clock, Tokenizer.builtin(), Tracing(), rng)
+            service = Admission(self.scene.admission, bus, clock, Tokenizers(), Tracing(), rng)
             self.cores[name] = service.core.check
             await service.run(stop)
         elif kind == "planner":
@@ -142,6 +141,7 @@ class World:
             cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
             tokenizer = Tokenizer.builtin()
             facts = made.engine_facts(
+                model=self.scene.model_of(cfg_w.replica),
                 profile=PROFILE,
                 kv_blocks=cfg_w.kv_blocks,
                 context_tokens=4096,
@@ -186,6 +186,7 @@ class World:
         slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
         return GenerateRequest(
             request_id=f"q{n}",
+            model=self.scene.model_asked(n),
             token_ids=[rng.randrange(32, 127) for _ in range(prompt)],
             sampling=sampling,
             slo=slo,
@@ -448,10 +449,8 @@ class World:
                 continue
             for held in ack.held:
                 at_slot[subject, ack.incarnation, held.slot] = (held.key, held.attempt)
-                if self.requests[held.key.partition(".")[2]].sampling.min_p:
-                    assert ack.replica in self.scene.able, (
-                        f"{held.key} came to a replica that does not have what it needs"
-                    )
+                asked = self.requests[held.key.partition(".")[2]]
+                assert self.scene.suits(ack.replica, asked), f"{held.key} came to a wrong replica"
             for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
                 if emitted:
                     key, attempt = at_slot[subject, ack.incarnation, slot]

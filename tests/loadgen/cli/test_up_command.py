@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.cli import up
 from loadgen.cli.main import main
-from loadgen.fleet.fleet import FleetSpec
+from loadgen.fleet.fleet import FleetSpec, model_of
 from shared.errors import ConfigError
 
 
@@ -46,6 +46,41 @@ def test_a_wrong_configuration_is_refused_with_the_command_that_tells_all_of_it(
     with pytest.raises(ConfigError, match="colour") as refused:
         spec_of("--engine", "sim", "--config", str(file))
     assert str(refused.value).endswith(f"; `slackline config check {file}` tells all that is wrong")
+
+
+def test_several_models_run_in_one_fleet_under_the_names_that_they_are_given() -> None:
+    real = spec_of("--model", "slackline-5m", "--model", "terse=slackline-draft")
+    assert real.models == {"slackline-5m": "slackline-5m", "terse": "slackline-draft"}
+    sim = spec_of(
+        "--engine",
+        "sim",
+        "--replicas",
+        "2",
+        "--model",
+        "a=a100-qwen-14b",
+        "--model",
+        "b=h100-llama3-8b",
+    )
+    assert (sim.models, sim.workers) == ({"a": "a100-qwen-14b", "b": "h100-llama3-8b"}, 4)
+    assert [model_of(sim, n)["SLACKLINE_WORKER_MODEL"] for n in range(4)] == ["a", "a", "b", "b"]
+    one = spec_of("--model", "slackline-draft")
+    assert (one.model, one.models, model_of(one, 0)) == ("slackline-draft", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--engine", "sim", "--model", "a=no-such"), "no-such"),
+        (("--model", "a=slackline-5m", "--model", "a=slackline-draft"), "two models a"),
+        (
+            ("--model", "a=slackline-5m", "--model", "slackline-draft", "--draft-model", "none"),
+            "one model",
+        ),
+    ],
+)
+def test_models_that_cannot_be_served_together_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        spec_of(*words)
 
 
 @pytest.mark.parametrize(

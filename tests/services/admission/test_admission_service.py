@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from services.admission.config import AdmissionConfig
 from services.admission.placement import TELL_S
 from services.admission.service import Admission
+from services.admission.tokenizers import Tokenizers
 from shared import subjects
 from shared.bus.api import Call, Endpoint, RefusedError
 from shared.schemas import (
@@ -23,7 +24,6 @@ from shared.schemas import (
     Sampling,
 )
 from shared.telemetry.telemetry import Tracing
-from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import ReplicaId, Slo
 from tests.shared.routing.digests import digest
 from tests.simulated.broker import Faults
@@ -50,7 +50,7 @@ class Beside:
             AdmissionConfig(),
             self.net.connect("admission"),
             self.net.clock,
-            Tokenizer.builtin(),
+            Tokenizers(),
             Tracing(),
             Random(2),
         )

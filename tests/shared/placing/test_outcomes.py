@@ -9,7 +9,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from shared.columns import pack
 from shared.core.record.verdict import ended
 from shared.measure import Measure
-from shared.placing.outcomes import KINDS, MODEL_LIMIT, RATE_LIMITED, TENANT_LIMIT, Outcomes
+from shared.placing.outcomes import (
+    KINDS,
+    MODEL_LIMIT,
+    NO_ROOM,
+    RATE_LIMITED,
+    TENANT_LIMIT,
+    Outcomes,
+)
 from shared.rules.tiers import Tier
 from shared.schemas import Record, Resume
 from shared.telemetry import conventions as names
@@ -42,7 +49,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.outcomes = Outcomes(self.registry, lambda: "m", lambda: TIERS)
+        self.outcomes = Outcomes(self.registry, lambda: ["m"], lambda: TIERS)
 
     def values(self, name: str, *labels: str) -> Counter[tuple[str, ...]]:
         """The samples of this name that are not 0, by these labels."""
@@ -142,9 +149,10 @@ def test_every_tier_is_there_from_the_start() -> None:
     counted = Counted()
     _, text = exposition([counted.registry], "")
     for tier in ("chat", "batch"):
+        at = f'model_name="m",tier="{tier}"'
         for kind in KINDS:
-            assert f'{names.SLO_VIOLATIONS}{{tier="{tier}",type="{kind}"}} 0' in text
-        assert f'{names.OFFERED}{{tier="{tier}"}} 0' in text
+            assert f'{names.SLO_VIOLATIONS}{{type="{kind}",{at}}} 0' in text
+        assert f"{names.OFFERED}{{{at}}} 0" in text
 
 
 def test_hops_and_vllms_names_count_each_end_and_show_kept_traces_alone() -> None:
@@ -176,17 +184,34 @@ def test_tokens_count_by_tenant_and_a_prompt_without_an_answer_costs_nothing() -
 
 def test_the_objective_of_a_tier_is_shown_as_it_is_now() -> None:
     registry, tiers = Registry(), {"chat": Tier(slo=SLO, objective=0.95)}
-    Outcomes(registry, lambda: "m", lambda: tiers)
+    Outcomes(registry, lambda: ["m"], lambda: tiers)
     assert f'{names.TIER_OBJECTIVE}{{tier="chat"}} 0.95' in exposition([registry], "")[1]
     tiers["chat"] = Tier(slo=SLO)  # as a change of the file makes it
     assert f'{names.TIER_OBJECTIVE}{{tier="chat"}} 0.99' in exposition([registry], "")[1]
 
 
+def test_what_became_of_requests_is_counted_by_their_model() -> None:
+    """A request that was refused before it was read is of the only model, if there is one."""
+    registry, models = Registry(), ["a", "b"]
+    outcomes = Outcomes(registry, lambda: models, lambda: TIERS)
+    outcomes.ended(finished(0.5, 0.6, model="b"))
+    outcomes.refused("t", "chat", NO_ROOM, replace(NEW, model="a"))
+    outcomes.refused("t", "chat", NO_ROOM)
+    models.remove("b")
+    outcomes.refused("t", "chat", NO_ROOM)
+    _, text = exposition([registry], "")
+    offered = [
+        line for line in text.splitlines() if line.startswith(names.OFFERED) and "chat" in line
+    ]
+    counts = {line.split('"')[1]: line.split()[-1] for line in offered}
+    assert counts == {"a": "2", "b": "1", "": "1"}
+
+
 def test_models_that_workers_announce_take_bounded_room() -> None:
-    registry, models = Registry(), iter(f"m{n}" for n in range(100))
-    outcomes = Outcomes(registry, lambda: next(models), lambda: {"chat": Tier(slo=SLO)})
-    for _ in range(100):
-        outcomes.ended(finished(0.5, 0.6))
+    registry, models = Registry(), [f"m{n:02}" for n in range(100)]
+    outcomes = Outcomes(registry, lambda: models, lambda: {"chat": Tier(slo=SLO)})
+    for model in models:
+        outcomes.ended(finished(0.5, 0.6, model=model))
     _, text = exposition([registry], "")
     counts = [line for line in text.splitlines() if line.startswith(f"{names.E2E_LATENCY}_count")]
     assert len(counts) == MODEL_LIMIT + 1

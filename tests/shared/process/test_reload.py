@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from shared.errors import ConfigError
 from shared.process.configuration import load
 from shared.process.reload import LOOK_S, follow_files, rules_of
+from shared.rules.model_names import Aliases
 from shared.rules.rules import Rules, TenantSource, TierSource
 from tests.simulated.virtual_loop import VirtualTimeLoop
 
@@ -23,6 +24,8 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tiers: TierSource = ""
     default_tier: str = ""
     tenants: TenantSource = ""
+    default_model: str = ""
+    aliases: Aliases = {}
     drain_s: float = 1.0
 
 

@@ -28,7 +28,7 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.trials.trial import Trial
 from shared.perf import profile_file as profiles
 from shared.rules.tiers import DEFAULT
-from tests.loadgen.cli.command import of_line, printed, refused
+from tests.loadgen.cli.command import of_line, printed, refused, without_wall
 
 PROFILE = "a100-llama3-8b"
 TIERS = {
@@ -49,6 +49,27 @@ def trace(path: Path, rate_rps: float, *, times: bool = True, seconds: float = 4
             at_s = n / rate_rps if times else ""
             rows.writerow((at_s, 1200 + 37 * n % 900, 40 + 13 * n % 90, "app"))
     return path
+
+
+def test_the_replicas_of_one_of_several_models_are_counted_by_its_part_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice for one model of a mixed trace is that for a trace with only its requests."""
+    alone, mixed = trace(tmp_path / "alone.csv", 2.0), tmp_path / "mixed.csv"
+    with alone.open() as file:
+        head, *rows = csv.reader(file)
+    with mixed.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow([*head, "model"])
+        for row in rows:
+            out.writerow([*row, "small"])
+            out.writerow([row[0], 8000, 100, "app", "large"])
+    usual = ("--tiers", str(tiers(tmp_path / "tiers.json")), "--profile", PROFILE, "--jobs", "1")
+    words = ("advise", *usual, "--draft", "0", "--trace")
+    want = json.dumps(without_wall(printed(capsys, *words, str(alone))))
+    got = json.dumps(without_wall(printed(capsys, *words, str(mixed), "--of-model", "small")))
+    assert got.replace("mixed, small", "alone") == want
+    assert "it has large, small" in refused(capsys, *words, str(mixed), "--of-model", "x")
 
 
 def tiers(path: Path, **quick: float) -> Path:

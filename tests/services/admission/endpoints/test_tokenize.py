@@ -5,9 +5,13 @@ import threading
 from typing import Any
 
 from services.admission.endpoints.tokenize import SMALLEST_BYTES, WAITING_BYTES, TokenizeEndpoint
+from services.admission.tokenizers import Tokenizers
+from services.admission.workers import Workers
 from shared import subjects
+from shared.clock import Clock
+from shared.rules.rules import Rules
 from shared.schemas import Refused, Tokenize, Tokenized
-from shared.text.tokenizer import Tokenizer
+from shared.telemetry.instruments import Registry
 
 
 class Asked:
@@ -25,12 +29,15 @@ class Asked:
 
 
 async def test_a_tenant_that_fills_the_room_leaves_others_theirs() -> None:
-    desk, go_on = TokenizeEndpoint(Tokenizer.builtin()), threading.Event()
+    desk, go_on = (
+        TokenizeEndpoint(Tokenizers(), Workers(Clock(), 3.0, Registry()), Rules()),
+        threading.Event(),
+    )
     read = desk._read
 
-    def waits(question: Any) -> Any:
+    def waits(question: Any, tokenizer: Any) -> Any:
         go_on.wait(30.0)
-        return read(question)
+        return read(question, tokenizer)
 
     desk._read = waits  # type: ignore[method-assign]
     room = WAITING_BYTES // SMALLEST_BYTES

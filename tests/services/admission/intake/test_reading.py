@@ -17,6 +17,7 @@ from loadgen.cli.sending.chat import Chat
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
 from services.admission.intake import idempotency as digests
 from services.admission.intake import reading as intake
+from services.admission.tokenizers import Tokenizers
 from services.admission.workers import Workers
 from services.worker.core.snapshot_pages import pages
 from shared.clock import Clock
@@ -61,16 +62,23 @@ def asked(logprobs: int | None, max_tokens: int = 1000) -> GenerateRequest:
     ("engine", "ours", "speaks"),
     [("torch", "m", True), ("torch", "", False), ("torch", "n", False), ("sim", "", True)],
 )
-def test_admission_speaks_only_for_the_model_whose_tokenizer_it_has(
+async def test_a_text_needs_its_models_tokenizer_and_token_ids_need_none(
     engine: str, ours: str, speaks: bool
 ) -> None:
-    intake.check_tokenizer(None, ours)
+    known = Tokenizers({ours: Tokenizer.builtin()} if ours else {})
+    assert await known.of("", None) is Tokenizer.builtin()
+    there = replace(worker(engine), vocabulary=9)
+    tokenizer = await known.of("m", there)
+    assert (tokenizer is not None) == speaks
     if speaks:
-        intake.check_tokenizer(worker(engine), ours)
         return
-    with pytest.raises(PeerError, match="SLACKLINE_ADMISSION_MODEL") as refused:
-        intake.check_tokenizer(worker(engine), ours)
+    with pytest.raises(PeerError, match="SLACKLINE_ADMISSION_MODELS") as refused:
+        intake.tokenise(asked(None), tokenizer, there)
     assert refused.value.code == "server_error"
+    ids = replace(asked(None), prompt=None, token_ids=[1, 8])
+    assert intake.tokenise(ids, tokenizer, there) == [1, 8]
+    with pytest.raises(PeerError, match="between 0 and 8"):
+        intake.tokenise(replace(ids, token_ids=[9]), tokenizer, there)
 
 
 def test_log_probabilities_that_no_message_can_carry_are_refused() -> None:
@@ -188,7 +196,7 @@ async def test_whatever_makes_a_message_large_it_is_read_beside_the_loop(
     small = {"messages": [{"role": "user", "content": "x"}]}
     request = GenerateRequest(request_id="a", tenant="t", **{**small, **large})
     workers = Workers(Clock(), 3.0, Registry())
-    reader = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
+    reader = intake.Intake(Rules(), Tokenizers(), workers, str, "admission")
     size = len(msgspec.msgpack.encode(request))
     key, made = await reader.look(request, next(iter(DEFAULT.tiers)), size)
     await reader.read(
@@ -202,6 +210,7 @@ async def test_whatever_makes_a_message_large_it_is_read_beside_the_loop(
 LONG_TEXTS = """
 import asyncio, random, sys
 from services.admission.intake.reading import Intake
+from services.admission.tokenizers import Tokenizers
 from services.admission.workers import Workers
 from shared.clock import Clock
 from shared.models import shipped
@@ -217,7 +226,7 @@ def held_mb():
 async def main():
     tokenizer = Tokenizer.load(shipped.folder(shipped.DEFAULT))
     workers = Workers(Clock(), 3.0, Registry())
-    door = Intake(Rules(), tokenizer, "", workers, str, "admission")
+    door = Intake(Rules(), Tokenizers({"m": tokenizer}), workers, str, "admission")
     text = "".join(random.Random(1).choices("abcdefgh ijklmnop", k=2_000_000))
     request = GenerateRequest(request_id="r", prompt=text)
     before = held_mb()
@@ -245,7 +254,7 @@ async def test_a_request_waits_for_unheard_workers_no_longer_than_they_may_take_
     """Admission begins to listen anew again and again, as when its store cannot be reached."""
     clock = SimNet(Random(1)).clock
     workers = Workers(clock, 3.0, Registry())
-    door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
+    door = intake.Intake(Rules(), Tokenizers(), workers, str, "admission")
 
     async def disturb() -> None:
         while True:

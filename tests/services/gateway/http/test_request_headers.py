@@ -9,7 +9,6 @@ from services.gateway.config import GatewayConfig
 from services.gateway.http.slo_headers import SLO_HEADERS, read_slo
 from shared.bus.nats import connect
 from shared.rules.http_keys import line_of, new_key
-from shared.rules.tiers import Tier
 from shared.vocabulary import Definition, Slo
 from tests.services.gateway.site import Site, client_of, gateway, key_of, new_id, replies_in, sse
 from tests.services.gateway.standin_fleet import standing_in
@@ -18,7 +17,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_an_slo_in_headers_refines_that_of_the_tier() -> None:
-    tier = Tier(slo=Slo(ttft_x=3.0, tbt_s=0.1, definition=Definition.MEAN_TPOT))
+    tier = Slo(ttft_x=3.0, tbt_s=0.1, definition=Definition.MEAN_TPOT)
     for headers, bounds in (
         ({"x-slo-tpot-ms": "50"}, {"ttft_x": 3.0, "tbt_s": 0.05}),
         ({"x-slo-ttft-ms": "700"}, {"ttft_s": 0.7, "tbt_s": 0.1}),

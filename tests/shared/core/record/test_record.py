@@ -134,6 +134,8 @@ def variants(event: Event, record: Record) -> Iterator[Record | None]:
             yield life.refused(record, OWNER, NOW, message="no", retry_after_s=2.0)
         case Event.EXPIRED:
             yield life.expired(record, NOW)
+        case Event.UNSERVED:
+            yield life.unserved(record, NOW)
         case Event.FITTED:
             for context_tokens in (1, record.prompt_tokens + 1):
                 yield life.fitted(record, context_tokens, NOW)

@@ -1,5 +1,6 @@
 """Tests of the work in the best-effort pool: how long a request waits, and if it may enter."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,19 @@ def test_what_was_sent_counts_before_the_next_digest_and_once() -> None:
     assert knows.retry_after_s(pooled("a.6"), NOW) == 5.0
     knows.heard(PoolDigest(tokens_s=10.0, lanes=[lane("a", 400)]), NOW + 4.0)
     assert knows.retry_after_s(pooled("a.6"), NOW + 4.0) == 8.0
+
+
+def test_a_flood_for_one_model_leaves_the_room_of_another() -> None:
+    """It has replicas of its own: their speed counts, and the work that waits for them."""
+    knows = PoolRoom(100)
+    flood = msgspec.structs.replace(lane("a", 1_000_000), model="busy")
+    few = msgspec.structs.replace(lane("a", 300), model="idle")
+    rates = {"busy": 100.0, "idle": 10.0}
+    knows.heard(PoolDigest(tokens_s=110.0, lanes=[flood, few], rates=rates), NOW)
+    assert knows.retry_after_s(pooled("a.1", model="busy"), NOW) == 30.0
+    assert knows.retry_after_s(pooled("b.1", model="idle"), NOW) is None
+    knows.sent(pooled("a.2", model="idle"), NOW)
+    assert knows.retry_after_s(pooled("a.3", model="idle"), NOW) == 5.0
 
 
 def test_the_limit_of_requests_is_shared_by_the_tenants_that_have_any() -> None:

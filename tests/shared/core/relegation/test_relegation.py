@@ -97,6 +97,32 @@ def test_the_speed_of_the_pool_is_that_at_which_requests_leave_it(
     assert tokens_s == pytest.approx(tokens / 300.0, rel=0.15)
 
 
+def test_each_model_has_a_speed_of_its_own() -> None:
+    """One is taken at 1,000 tokens a second; nothing waits for the other, and then something."""
+    core = pool(per_digest=1)
+    for tick in range(600):
+        at_s, key = tick / 10, f"t.{tick}"
+        if tick % 10 == 0:
+            queued = record(key, arrived_s=at_s, prompt=990, model="a")
+            core.handle(Queued(queued), now_unix_s=NOW + at_s)
+        for place in handed(core, at_s, digest(at_s, "r1", model="a")):
+            core.handle(Taken(place.key), now_unix_s=NOW + at_s)
+        assert handed(core, at_s, digest(at_s, "r2", model="b")) == []
+        core.check()
+    told = core.digest(now_unix_s=NOW + 60.0)
+    assert told.tokens_s == pytest.approx(sum(told.rates.values()))
+    assert told.rates["b"] > 100.0  # as at first: no time of its own has passed
+
+
+def test_a_replica_takes_only_requests_to_its_model() -> None:
+    core = pool(record("t.a", model="a"), record("t.b", model="b"), record("t.any"))
+    assert [place.key for place in handed(core, 0.0, digest(0.0, "r2", model="b"))] == [
+        "t.any",
+        "t.b",
+    ]
+    assert [place.key for place in handed(core, 0.1, digest(0.1, "r1", model="a"))] == ["t.a"]
+
+
 # ---------------------------------------------------------------- against a plain one
 
 
