@@ -20,7 +20,7 @@ class Model(Struct, frozen=True, kw_only=True):
     parent: str | UnsetType = UNSET  # the model that a LoRA adapter adapts
     root: str | UnsetType = UNSET  # the model or adapter that an alias stands for
     # what not every engine can do, and replicas of it can (docs/http.md, "Body")
-    features: list[str] = field(default_factory=list)
+    features: list[str] | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Fleet:
             created=int(self._first_heard_unix_s[name]),
             max_model_len=max((d.context_tokens for d in having), default=0) or UNSET,
             parent=parent,
-            features=sorted({feature for digest in having for feature in digest.features}),
+            features=sorted({each for digest in having for each in digest.features}) or UNSET,
         )
 
     def accepting(self) -> bool:

@@ -86,7 +86,6 @@ async def test_the_models_are_listed_and_each_answers_for_itself(
     assert sorted(listed) == ["best", "large", "small", "spare"]
     assert listed["best"]["root"] == "large"
     assert all(extra["max_model_len"] == 8192 for extra in listed.values())
-    assert all(extra["features"] == [] for extra in listed.values())
     assert [await replica_of(fleet, name) for name in MODELS] == ["r1", "r2", "r3"]
     answer = await client.completions.create(model="best", **ONE_WORD)
     assert answer.model == "best"
