@@ -8,8 +8,8 @@ The exit status is 0 if it does, 1 if not.
     python infra/health.py http://127.0.0.1:8080/ready
 
 It asks `$SRV.PING.<service>` of the NATS services API, or asks the worker for its attempts, on the
-server of SLACKLINE_URL, as the user of SLACKLINE_CREDS, over a plain socket: so it starts in 50 ms,
-100 ms with a key. The certificate of the gateway is not checked.
+first server of SLACKLINE_URL that answers, as the user of SLACKLINE_CREDS, over a plain socket: so
+it starts in 50 ms, 100 ms with a key. The certificate of the gateway is not checked.
 """
 
 import json
@@ -32,9 +32,9 @@ def answers_http(url: str) -> bool:
         return bool(response.status == 200)
 
 
-def answers_nats(url: str, service: str, replica: str) -> bool:
-    """True if the service, or the worker of this replica, answers. Raises OSError if the server
-    does not answer in time.
+def answers_nats(urls: str, service: str, replica: str) -> bool:
+    """True if the service, or the worker of this replica, answers. Raises OSError if no server
+    answers in time.
     """
     role = {"requests": "admission"}.get(service, service)
     inbox = f"_ROLE.{role}{replica and '.'}{replica}.health.{os.urandom(8).hex()}"
@@ -44,7 +44,7 @@ def answers_nats(url: str, service: str, replica: str) -> bool:
         subject, headers, body = f"$SRV.PING.{service}", b"NATS/1.0\r\n\r\n", b""
     ask = f"HPUB {subject} {inbox} {len(headers)} {len(headers) + len(body)}\r\n".encode()
     give_up_s = time.monotonic() + LIMIT_S
-    with connected(url) as connection:
+    with connected_to_one(urls.split(",")) as connection:
         lines = connection.makefile("rb")
         connection.sendall(f"SUB {inbox} 1\r\n".encode() + ask + headers + body + b"\r\n")
         while (left_s := give_up_s - time.monotonic()) > 0:
@@ -60,11 +60,21 @@ def answers_nats(url: str, service: str, replica: str) -> bool:
     return False
 
 
-def connected(url: str) -> socket.socket:
+def connected_to_one(urls: list[str]) -> socket.socket:
+    """A socket at the first server that lets it in; the servers share the time. Raises OSError."""
+    for url in urls[:-1]:
+        try:
+            return connected(url, LIMIT_S / len(urls))
+        except OSError as error:
+            print(f"{url.rpartition('@')[2]}: {error}", file=sys.stderr)
+    return connected(urls[-1], LIMIT_S / len(urls))
+
+
+def connected(url: str, within_s: float) -> socket.socket:
     """A socket at the server, logged in. Raises OSError."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     host = parts.hostname or "127.0.0.1"
-    connection = socket.create_connection((host, parts.port or 4222), timeout=LIMIT_S)
+    connection = socket.create_connection((host, parts.port or 4222), timeout=within_s)
     greeting = b""
     while not greeting.endswith(b"\n") and (byte := connection.recv(1)):
         greeting += byte

@@ -4,7 +4,9 @@
                                is `admission`, ..., `worker/r1`, `tenant/acme`
     server/nats.conf           users, permissions and TLS, for `include` in nats-server.conf
     server/users.json          the public key of each user
-    server/server.pem, .key    the certificate of the server
+    server/earlier.json        the public keys of users before these, as long as they are let in
+    server/server.pem, .key    the certificate of the server, and ca.pem, by which the servers of a
+                               cluster know each other
     authority/ca.pem, ca.key   signs that certificate; no process needs the key
 
 A seed is written once, and only its user reads it: it may be taken away from here. All files are
@@ -16,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +31,7 @@ from shared.bus.users import OPERATOR, Role, User, user_named
 from shared.errors import ConfigError, PeerError
 from shared.vocabulary import ReplicaId
 
+T = TypeVar("T")
 SERVICES = tuple(User(role) for role in Role if role not in (Role.WORKER, Role.TENANT))
 # JetStream has an account of its own, which answers these. It answers at whatever subject its asker
 # names: within the account of the users it could be made to write its own streams.
@@ -58,10 +61,17 @@ class Keys:
 
     def users(self) -> dict[User, str]:
         """The public key of each user. Raises ConfigError."""
-        file = self.folder / "server" / "users.json"
+        return self._read("users.json", str)
+
+    def _earlier(self) -> dict[User, list[str]]:
+        return self._read("earlier.json", list[str])
+
+    def _read(self, name: str, kind: type[T]) -> dict[User, T]:
+        """A file of the server's folder by user; empty if there is none. Raises ConfigError."""
+        file = self.folder / "server" / name
         try:
-            found = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
-            return {user_named(name): public for name, public in found.items()}
+            found = msgspec.json.decode(file.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+            return {user_named(name): value for name, value in found.items()}
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, PeerError) as error:
@@ -78,12 +88,31 @@ class Keys:
 
     def revoke(self, users: Iterable[User]) -> None:
         """Let these users in no more, once the server reads it. ConfigError: one has no key."""
-        known = self.users()
+        known, earlier = self.users(), self._earlier()
         for user in users:
-            if known.pop(user, None) is None:
-                raise ConfigError(f"{user} has no key in {self.folder}")
-            shutil.rmtree(self._folder(user), ignore_errors=True)
-        self._write_server(known)
+            self._take(known, user)
+            earlier.pop(user, None)
+        self._write_server(known, earlier)
+
+    def renew(self, users: Iterable[User]) -> None:
+        """Let `add` make new keys for these users. They are let in with the keys that they have
+        until `forget`, so that processes may change one after another. ConfigError: one has none.
+        """
+        known, earlier = self.users(), self._earlier()
+        for user in users:
+            earlier.setdefault(user, []).append(self._take(known, user))
+        self._write_server(known, earlier)
+
+    def forget(self) -> None:
+        """Let nobody in with a key from before a `renew`."""
+        self._write_server(self.users(), {})
+
+    def _take(self, known: dict[User, str], user: User) -> str:
+        """Take a user's key away, and return the public one. Raises ConfigError."""
+        if user not in known:
+            raise ConfigError(f"{user} has no key in {self.folder}")
+        shutil.rmtree(self._folder(user), ignore_errors=True)
+        return known.pop(user)
 
     def _write(self, file: Path, content: bytes, *, new: bool = False) -> None:
         """Write a file for its owner only, at once. `new`: it must not exist. Raises OSError."""
@@ -110,7 +139,7 @@ class Keys:
                 known[user] = login_of(seed.encode()).public
                 made.append(user)
         self._certify(authority, hosts)
-        self._write_server(known)
+        self._write_server(known, self._earlier())
         return made
 
     def _authority(self) -> Pair:
@@ -126,6 +155,7 @@ class Keys:
         new one has the hosts of the one before, too.
         """
         certificate, key = self.server_certificate, self.folder / "server" / "server.key"
+        self._write(self.folder / "server" / "ca.pem", authority.certificate)
         if certificate.exists():
             present = certificate.read_bytes()
             if certificates.is_current(present, hosts):
@@ -135,8 +165,9 @@ class Keys:
         self._write(key, pair.key)
         self._write(certificate, pair.certificate)
 
-    def _write_server(self, users: dict[User, str]) -> None:
+    def _write_server(self, users: dict[User, str], earlier: dict[User, list[str]]) -> None:
         folder = self.folder / "server"
+        keys = [*users.items(), *((user, key) for user, old in earlier.items() for key in old)]
         conf: dict[str, Any] = {
             "accounts": {
                 "STORE": {
@@ -144,7 +175,7 @@ class Keys:
                     "exports": [{"service": s, "response": "stream"} for s in STORED],
                 },
                 "FLEET": {
-                    "users": [_entry(user, public) for user, public in users.items()],
+                    "users": [_entry(user, public) for user, public in keys],
                     "imports": [{"service": {"account": "STORE", "subject": s}} for s in STORED],
                 },
             },
@@ -153,8 +184,9 @@ class Keys:
                 "key_file": str(folder / "server.key"),
             },
         }
-        names = {str(user): public for user, public in users.items()}
-        self._write(folder / "users.json", json.dumps(names, indent=2).encode())
+        for file, found in (("users.json", users), ("earlier.json", earlier)):
+            names = {str(user): value for user, value in found.items()}
+            self._write(folder / file, json.dumps(names, indent=2).encode())
         lines = [f"{name}: {json.dumps(value, indent=2)}" for name, value in conf.items()]
         self._write(folder / "nats.conf", "\n".join([*lines, ""]).encode())
 

@@ -1,6 +1,9 @@
 """Tests of the compose file, read and not run: each service gets settings that it knows."""
 
+import asyncio
+import contextlib
 import importlib
+import secrets
 import shlex
 import subprocess
 from pathlib import Path
@@ -10,10 +13,14 @@ import pytest
 import yaml
 from msgspec import Struct
 
+from loadgen.access import Access
 from loadgen.cli.main import main
 from loadgen.fleet.key_folder import Keys
+from loadgen.fleet.lifeline import bound
 from loadgen.fleet.nats_server import find_binary
+from loadgen.load.connection import bus_at
 from shared.bus.users import OPERATOR, Role, User
+from shared.errors import SlacklineError
 from shared.process.configuration import SECTIONS, load, load_watched
 from shared.process.reload import rules_of
 from shared.rules.tiers import DEFAULT
@@ -21,6 +28,8 @@ from shared.rules.tiers import DEFAULT
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 CONFIG = ROOT / "infra" / "config" / "slackline.toml"
+SERVERS = ["nats", "nats-2", "nats-3"]
+NATS = ROOT / "infra" / "nats"
 FLEET = {name: s for name, s in COMPOSE["services"].items() if "services." in str(s.get("command"))}
 
 
@@ -108,10 +117,10 @@ def test_a_service_has_the_key_of_its_own_user_alone(name: str) -> None:
 def test_the_keys_are_made_for_every_user_and_the_name_of_the_server() -> None:
     words = shlex.split(COMPOSE["services"]["keys"]["command"][0])
     assert words[:5] == ["python", "-m", "loadgen", "keys", "/keys"]
-    assert words[words.index("--hosts") + 1] == "nats"
+    assert words[words.index("--hosts") + 1].split(",") == SERVERS
     streams = COMPOSE["services"]["streams"]["command"]
     assert words[words.index("--workers") + 1] == streams[streams.index("--workers") + 1]
-    assert keys_of("nats") == ["keys-server"]
+    assert all(keys_of(server) == ["keys-server"] for server in SERVERS)
 
 
 def test_the_broker_reads_the_users_and_certificates(tmp_path: Path) -> None:
@@ -125,6 +134,71 @@ def test_the_broker_reads_the_users_and_certificates(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     conf.write_text(conf.read_text().replace("/keys/server", "/keys/elsewhere"))
     assert subprocess.run(checked, check=False, capture_output=True).returncode != 0
+
+
+def test_the_profile_of_the_cluster_adds_servers_with_a_store_of_their_own() -> None:
+    lines = (NATS / "cluster.env").read_text().splitlines()
+    chosen = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert "cluster" in chosen["COMPOSE_PROFILES"].split(",")
+    assert [COMPOSE["services"][name].get("profiles") for name in SERVERS] == [
+        None, ["cluster"], ["cluster"],
+    ]  # fmt: skip
+    assert chosen["SLACKLINE_NATS_URL"] == ",".join(f"nats://{name}:4222" for name in SERVERS)
+    assert chosen["SLACKLINE_COPIES"] == str(len(SERVERS))
+    stores = [COMPOSE["services"][name]["volumes"][-1] for name in SERVERS]
+    assert stores == ["jetstream:/data", "jetstream-2:/data", "jetstream-3:/data"]
+    for name in SERVERS:
+        service = COMPOSE["services"][name]
+        volumes = service["volumes"]
+        assert service["command"] == ["--config", "/etc/nats/${SLACKLINE_NATS:-nats-server}.conf"]
+        assert f"./infra/nats/{chosen['SLACKLINE_NATS']}.conf:/etc/nats/cluster.conf:ro" in volumes
+        assert service["environment"] == {
+            "SERVER_NAME": name, "SERVERS": "${SLACKLINE_COPIES:-1}",
+        }  # fmt: skip
+
+
+async def test_a_server_of_the_cluster_may_be_lost(tmp_path: Path) -> None:
+    """From the files of compose, with loopback addresses for the names of the containers."""
+    network = f"127.{100 + secrets.randbelow(100)}.{secrets.randbelow(256)}"
+    hosts = {name: f"{network}.{n}" for n, name in enumerate(SERVERS, 1)}
+    keys = Keys(tmp_path / "keys")
+    keys.add([], list(hosts.values()))
+    url = ",".join(f"nats://{host}:4222" for host in hosts.values())
+    access = Access(url, str(keys.creds(OPERATOR)), str(keys.tls_ca(OPERATOR)))
+    servers = [started(tmp_path / name, name, hosts, keys) for name in SERVERS]
+    try:
+        async with asyncio.timeout(60.0), bus_at(access, "test", OPERATOR) as bus:
+            while True:
+                with contextlib.suppress(SlacklineError):  # until a leader is elected
+                    await bus.make_streams(["r1"], len(SERVERS))
+                    break
+            await bus.requests.create("a.b", b"kept")
+            servers[0].kill()
+            while True:
+                with contextlib.suppress(SlacklineError):  # until another one is elected
+                    entry = await bus.requests.get("a.b")
+                    assert entry is not None
+                    await bus.requests.update("a.b", b"changed", entry.revision)
+                    break
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def started(folder: Path, name: str, hosts: dict[str, str], keys: Keys) -> subprocess.Popen[bytes]:
+    """A server as compose starts it, with `folder` as the root of its container."""
+    here = {"0.0.0.0": hosts[name], "/data": str(folder / "data"), '"/keys/': f'"{keys.folder}/'}
+    here |= {f"nats://{other}:": f"nats://{host}:" for other, host in hosts.items()}
+    (folder / "etc" / "nats").mkdir(parents=True)
+    (folder / "keys").symlink_to(keys.folder)
+    for file in NATS.glob("*.conf"):
+        text = file.read_text()
+        for word, instead in here.items():
+            text = text.replace(word, instead)
+        (folder / "etc" / "nats" / file.name).write_text(text)
+    command = [str(find_binary()), "--config", str(folder / "etc" / "nats" / "cluster.conf")]
+    return subprocess.Popen(bound(command), env={"SERVER_NAME": name}, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))

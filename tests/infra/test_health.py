@@ -13,6 +13,7 @@ import pytest
 from loadgen.access import Access
 from loadgen.fleet.key_folder import Keys
 from loadgen.fleet.nats_server import NatsServer
+from loadgen.fleet.ports import free_port
 from loadgen.load.connection import bus_at
 from shared import subjects
 from shared.bus.api import Call, Endpoint
@@ -71,6 +72,9 @@ async def test_a_service_is_healthy_while_it_answers(tmp_path: Path, with_keys: 
             assert await passes(worker, "worker", "r1")
             assert not await passes(other, "worker", "r2")
             assert await passes(planner, "planner")
+            gone = f"nats://127.0.0.1:{free_port()}"
+            assert await passes(replace(planner, url=f"{gone},{url},{gone}"), "planner")
+            assert not await passes(replace(planner, url=f"{gone},{gone}"), "planner")
             assert not await passes(admission, "requests")
             for service in services:
                 await service.stop()

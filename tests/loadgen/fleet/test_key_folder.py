@@ -13,6 +13,7 @@ from loadgen.fleet import certificates
 from loadgen.fleet.key_folder import HOSTS, Keys
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect
+from shared.bus.nkey import login_of
 from shared.bus.users import GATEWAY, OPERATOR, Role, User
 from shared.errors import ConfigError
 from shared.schemas import Attach
@@ -136,6 +137,31 @@ def test_a_revoked_service_gets_a_new_key_and_the_old_one_is_known_no_more(tmp_p
     after = keys.users()
     assert {user for user in before if before[user] != after[user]} == {GATEWAY}
     assert after[GATEWAY] in keys.server_conf.read_text()
+
+
+def test_a_renewed_user_is_let_in_with_both_keys_until_the_earlier_one_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    keys = Keys(tmp_path)
+    keys.add([ACME])
+    first = keys.users()
+    keys.renew([ACME])
+    assert keys.add([ACME]) == [ACME]
+    second = keys.users()
+    assert {user for user in first if first[user] != second[user]} == {ACME}
+    assert login_of(keys.creds(ACME).read_bytes()).public == second[ACME]
+    assert all(key in keys.server_conf.read_text() for key in (first[ACME], second[ACME]))
+    keys.add([OTHER])
+    assert first[ACME] in keys.server_conf.read_text()
+    keys.forget()
+    assert first[ACME] not in keys.server_conf.read_text()
+    assert second[ACME] in keys.server_conf.read_text()
+    keys.renew([ACME])
+    keys.add([ACME])
+    keys.revoke([ACME])
+    assert second[ACME] not in keys.server_conf.read_text()
+    with pytest.raises(ConfigError):
+        keys.renew([ACME])
 
 
 async def test_a_server_that_runs_lets_a_new_tenant_in_and_throws_a_revoked_one_out(
