@@ -4,6 +4,7 @@ server and a worker die, while all of it is replaced, and when it is uninstalled
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +24,7 @@ from tests.infra.helm.cluster import Cluster
 WITHIN_S = 240.0  # the longest that a busy machine may take for anything
 TOKENS = 48
 WORKERS = "slackline-worker-sim"
+MODELS = ("sim-Llama-3-8B", "sim-Llama-3-8B", "sim-other")
 CONFIG = ROOT / "infra" / "config" / "slackline.toml"
 VALUES: dict[str, Any] = {
     "models": [
@@ -33,7 +35,15 @@ VALUES: dict[str, Any] = {
             "tokenizer": "slackline-5m",
             "replicas": {"from": 2, "to": 3},
             "resources": {"limits": {"memory": "1Gi"}},
-        }
+        },
+        {
+            "name": "other",
+            "engine": "sim",
+            "folder": "sim-other",
+            "tokenizer": "slackline-5m",
+            "replicas": {"from": 1, "to": 1},
+            "resources": {"limits": {"memory": "1Gi"}},
+        },
     ],
     "gateway": {"service": {"port": 8081}},
     "scaling": {"by": "hpa"},
@@ -47,11 +57,13 @@ class Load:
     def __init__(self, url: str, key: str) -> None:
         self.served = 0
         self._url, self._headers = url, {"Authorization": f"Bearer {key}"}
+        self._models = itertools.cycle(MODELS)
         self._stop = asyncio.Event()
 
     async def one(self) -> None:
         """One answer, read to its end. Raises AssertionError if anything of it is missing."""
         body = {
+            "model": next(self._models),
             "prompt": "What is a river?",
             "max_tokens": TOKENS,
             "ignore_eos": True,
@@ -194,7 +206,7 @@ async def _a_tier_comes_in(cluster: Cluster, url: str, key: str) -> None:
 
     async def status() -> int:
         headers = {"Authorization": f"Bearer {key}", "x-slackline-tier": "night"}
-        body = {"prompt": "What is a river?", "max_tokens": 4}
+        body = {"model": MODELS[-1], "prompt": "What is a river?", "max_tokens": 4}
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S, headers=headers) as http:
             return (await http.post(f"{url}/v1/completions", json=body)).status_code
 
