@@ -33,6 +33,7 @@ Importance = Annotated[float, Meta(ge=0, le=1e6)]
 Weight = Annotated[float, Meta(gt=0, le=1e6)]
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Lasted = Annotated[float, Meta(ge=0, le=1e9)]
+Sum = Annotated[float, Meta(ge=0, le=1e18)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -572,6 +573,53 @@ class PoolDigest(Struct, frozen=True, kw_only=True):
     lanes: list[PoolLane]  # those with most work; POOL_LANES at most
     # the part of `tokens_s` that replicas of each model take, where there are several models
     rates: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
+
+
+# ---------------------------------------------------------------- scaling
+
+
+class TierArrivals(Struct, frozen=True, array_like=True):
+    """The requests of one tier that one admission took in since its last message. Sums over them;
+    a bound that a request does not have adds nothing.
+    """
+
+    tier: ShortText
+    requests: Count
+    prompt_tokens: Count
+    prompt_squares: Sum  # the sum of the squares of their prompt tokens
+    due_s: Sum  # the seconds within which each prompt is due, or each answer without a TTFT
+    paces: Sum  # tokens a second that their paces ask for
+    whole: Count  # of the requests: whole answers, which owe nothing before their last token
+    spare_s: Sum  # their TTFTs, where tokens that come early earn slack
+
+
+class WorkArrived(Struct, frozen=True, kw_only=True):
+    """Admission -> relegation: the work that came of late. A lost message counts as no work."""
+
+    model: str
+    tiers: list[TierArrivals]
+
+
+class TierNeed(Struct, frozen=True, array_like=True):
+    """The replicas that this tier asks for, beside all tiers that are due sooner."""
+
+    tier: str
+    replicas: Count
+
+
+class ReplicasNeeded(Struct, frozen=True, kw_only=True):
+    """The replicas of one model that hold the SLOs of its load now and `ahead_s` later, from the
+    relegation instance that leads. `tier` asks for most.
+    """
+
+    model: str
+    at_unix_s: Finite
+    replicas: Count
+    tier: str
+    why: str
+    tiers: list[TierNeed]
+    serving: Count
+    ahead_s: Lasted
 
 
 # ---------------------------------------------------------------- planner <-> worker

@@ -37,6 +37,10 @@ TIME = f"{ROOT}.time"
 TIMES = f"{ROOT}.times"
 # admission -> relegation
 RELEGATED = f"{ROOT}.relegated"
+# admission -> relegation: the work that came
+ARRIVED = f"{ROOT}.arrived"
+# relegation -> whoever starts replicas, the console
+SCALING = f"{ROOT}.scaling"
 # relegation -> admissions
 POOL = f"{ROOT}.pool"
 # planner -> worker, worker -> planner; the console hears these of all replicas

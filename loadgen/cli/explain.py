@@ -1,5 +1,6 @@
 """`slackline explain`: says why a request was late: the share of each cause, and its steps. Of a
-trace or a minute it lists the requests, those that were latest first.
+trace or a minute it lists the requests, those that were latest first. With --scale it says how many
+replicas are needed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.access import access_of, add_access_arguments
+from loadgen.cli import explain_scale
 from loadgen.cli.options.common import awaiting_admission, check_id
 from loadgen.cli.options.option import add_options
 from loadgen.load.connection import connecting
@@ -56,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --trace ID: instead, the ended requests of a trace; a single one is explained
         --minute HH:MM: instead, the ended requests that came in the last such minute, by the
             clock here; a date may come before it, as in ISO 8601
+        --scale: instead, how many replicas are needed, and why
         --tenant TENANT: tenant of the request (default: default; for the operator that of
             TENANT.ID)
         --operator: the key that --creds names is the operator's: name other tenants, too
@@ -66,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.scale:
+        if (args.request_id, args.trace, args.minute) != (None, None, None):
+            raise ConfigError("--scale stands alone: it is not about a request")
+        return explain_scale.run(args)
     operator = args.operator or not args.creds
     if (args.request_id, args.trace, args.minute).count(None) != 2:
         raise ConfigError("name one of REQUEST_ID, --trace and --minute")

@@ -49,8 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
-        --replicas N (int): number of workers, each with an engine; with several models, of each
-            (default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without)
+        --replicas N|N..M: number of workers, each with an engine; with several models, of each
+            (default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without).
+            N..M: from N to M, as many as the SLOs need
+        --warm-up S (float): N..M: seconds that a replica takes to start (default: 120, or what
+            the configuration says)
         --engine torch|vllm|sim = torch: torch and vllm run a real model; sim has the timing of a
             GPU and answers nonsense
         --model [NAME=]FOLDER (repeated): torch, vllm: a shipped model, or a folder in Hugging Face
@@ -126,7 +129,12 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
     if args.profile:
         profiles.read(args.profile)
+    fewest, most = replicas_of(args.replicas)
     environment = configured(args.config)
+    if args.warm_up is not None:
+        if args.warm_up < 0 or not most:
+            raise ConfigError("--warm-up needs --replicas N..M, and is not below 0")
+        environment["SLACKLINE_RELEGATION_WARM_UP_S"] = str(args.warm_up)
     try:
         tenants = _tenants(environment)
     except ConfigError as error:
@@ -138,10 +146,11 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         environment=environment,
         tenants=tenants,
         noted=True,
-        replicas=args.replicas
-        if args.replicas is not None
+        replicas=fewest
+        if fewest is not None
         else {"sim": 2, "vllm": 1}.get(args.engine)
         or max(torch_replicas() // max(len(served), 1), 1),
+        most=most,
         policy=args.policy,
         settings=settings,
         engine=args.engine,
@@ -185,6 +194,18 @@ def served_models(written: Sequence[str], engine: str) -> dict[str, str]:
             raise ConfigError(f"--model {text}: there are two models {name}")
         found[name] = where
     return found
+
+
+def replicas_of(text: str | None) -> tuple[int | None, int]:
+    """The fewest and the most replicas: `4` is always four, the most is 0 then; `1..8` is one to
+    eight. Raises ConfigError.
+    """
+    if text is None:
+        return None, 0
+    fewest, dots, most = text.partition("..")
+    if not fewest.isdecimal() or (dots and not most.isdecimal()):
+        raise ConfigError(f"--replicas {text}: write a number, or the fewest and the most as 1..8")
+    return int(fewest), int(most) if dots else 0
 
 
 def _check_model(option: str, folder: Path, more: Sequence[str] = ()) -> None:
@@ -272,7 +293,11 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
         engine = f"{names}simulated, with the timing of a GPU and nonsense for answers"
     if spec.engine == "vllm":
         engine += " in vLLM, which may take minutes"
-    print(f"starting {spec.workers} replica{'s' if spec.workers > 1 else ''}: {engine}", flush=True)
+    print(
+        f"starting {spec.workers} replica{'s' if spec.workers > 1 else ''}"
+        f"{f', up to {spec.most} as needed' if spec.most else ''}: {engine}",
+        flush=True,
+    )
     try:
         await starting
     except asyncio.CancelledError:

@@ -120,6 +120,14 @@ class Child:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
 
+    def address(self) -> str | None:
+        """The address that a gateway logs when it is ready; None before."""
+        for line in self.output().splitlines():
+            if '"service.ready"' in line:
+                address: str = json.loads(line)["address"]
+                return address
+        return None
+
     def fresh_lines(self) -> list[str]:
         """The whole lines logged since the last call, or since the process's first start."""
         if not self.log.exists():

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from loadgen.access import Access, noted
 from loadgen.fleet.child import Child, ChildError, Say
-from loadgen.fleet.gpus import cores, share_of
+from loadgen.fleet.gpus import cores, devices, model_of
 from loadgen.fleet.nats_server import (
     MAX_PAYLOAD_BYTES,
     find_binary,
@@ -33,6 +33,7 @@ from loadgen.fleet.nats_server import (
 )
 from loadgen.fleet.ports import HOST, free_port
 from loadgen.fleet.refusal_watch import tell_refusals
+from loadgen.fleet.scaler import Scaler
 from loadgen.fleet.store_watch import keep_writable
 from loadgen.load.connection import bus_at
 from loadgen.simulator.deployment import ACCEPTANCE
@@ -60,6 +61,7 @@ READY_S = 300.0  # two torch engines import and load on two cores in 15 s, if th
 VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
 METRICS_PORT = "SLACKLINE_METRICS_PORT"
+SCALER = "fleet.scaler"  # the task's name
 KILL_AFTER_S = 3.0  # after a service's drain_s
 # the order in which processes stop
 STOPPED = (("gateway",), ("worker",), ("planner", "relegation"), ("admission",), ("nats-server",))
@@ -70,6 +72,7 @@ class FleetSpec:
     """The fleet to start. An empty text stands for the default of the services' configuration."""
 
     replicas: int = 2  # of each model
+    most: int = 0  # so many run at most, as many as are needed; 0: `replicas`, all the time
     policy: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
@@ -79,12 +82,10 @@ class FleetSpec:
     draft_model: str = ""  # torch: as WorkerConfig has it
     profile: str = ""
     pace: float = 1.0  # sim: wall-clock seconds per second of the profile
-    # sim: the cost of its draft model, in fractions of the target's times; None: as the profile
-    # states it
+    # sim: its draft's cost, in fractions of the target's times; None: as the profile states it
     draft: DraftCost | None = None
     acceptance: float = ACCEPTANCE  # sim: the mean acceptance of a first draft
-    # vllm: further arguments of its engine, by vLLM's names
-    vllm: Mapping[str, Any] = field(default_factory=dict)
+    vllm: Mapping[str, Any] = field(default_factory=dict)  # arguments, by vLLM's names
     adapters: Mapping[str, str] = field(default_factory=dict)  # vllm: LoRA adapters, name to folder
     tiers: str = ""
     planners: int = 1
@@ -100,17 +101,24 @@ class FleetSpec:
     # keeps requests, logs and keys; None: a folder that is removed with the fleet
     store: Path | None = None
     drain_s: float = 5.0  # each service may take so long to stop
-    # more of SLACKLINE_..., for every service
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # SLACKLINE_... of every service
 
     @property
     def workers(self) -> int:
+        """The replicas that run from the start."""
         return self.replicas * max(len(self.models), 1)
+
+    @property
+    def places(self) -> int:
+        """The replicas that may run."""
+        return max(self.workers, self.most)
 
     def check(self) -> None:
         """Raises ConfigError for a fleet that cannot be."""
         if self.replicas < 1 or self.planners < 1 or self.admissions < 1:
             raise ConfigError("a fleet has at least one replica, one planner and one admission")
+        if self.most and (self.most < self.replicas or self.models):
+            raise ConfigError("the most replicas are fewer than the fewest, or of several models")
         if self.engine not in ENGINES:
             raise ConfigError(f"unknown engine {self.engine!r}: {', '.join(ENGINES)}")
 
@@ -146,6 +154,8 @@ class Fleet:
         self._awaited = ["nats-server"]  # while starting: the processes that are not ready yet
         self._keepers: set[asyncio.Task[None]] = set()
         self._temporary = False  # the folder
+        self._patient = False  # started: what dies from now on is started again
+        self.running: set[ReplicaId] = set()  # whose worker starts, runs or leaves
         self._exit = contextlib.ExitStack()
 
     def process(self, name: str) -> Child:
@@ -173,7 +183,8 @@ class Fleet:
 
     @property
     def replicas(self) -> list[ReplicaId]:
-        return [ReplicaId(f"r{n}") for n in range(1, self.spec.workers + 1)]
+        """All that may run; `running` has those that do."""
+        return [ReplicaId(f"r{n}") for n in range(1, self.spec.places + 1)]
 
     @property
     def awaited(self) -> list[str]:
@@ -221,12 +232,8 @@ class Fleet:
         for n in range(self.spec.planners):
             self._add("planner", n, environment)
         self._add("relegation", 0, environment)
-        for n, (replica, pool) in enumerate(self.pools.items()):
-            its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
-            if pool:
-                its_own["SLACKLINE_WORKER_POOL"] = pool
-            its_own |= model_of(self.spec, n) | self._login(User(Role.WORKER, replica))
-            self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
+        for replica in self.replicas[: self.spec.workers]:
+            self.start_worker(replica)
         if self.spec.gateway:
             its_own = {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)}
             self._add("gateway", 0, environment | its_own)
@@ -234,11 +241,31 @@ class Fleet:
             await self._until_ready(bus)
         if self.spec.gateway:
             await self._until_http()
+        self._patient = True
         for child in self._children.values():
             child.patient = True
-        rules = ("admission", "gateway")
-        ruled = [child for child in self.processes if child.name.startswith(rules)]
+        ruled = [c for c in self.processes if c.name.startswith(("admission", "gateway"))]
         self._keep(tell_refusals(ruled, self._say), "fleet.refusals")
+        if self.spec.most:
+            self._keep(Scaler(self, self.spec.replicas, self.connect, self._say).run(), SCALER)
+
+    def start_worker(self, replica: ReplicaId) -> None:
+        """Start the worker of this replica, for the first time or again."""
+        self.running.add(replica)
+        if (name := f"worker-{replica}") in self._children:
+            self._children[name].start()
+            return
+        environment, n = self._environment(), self.replicas.index(replica)
+        named = {"SLACKLINE_WORKER_REPLICA": replica, "SLACKLINE_WORKER_POOL": self.pools[replica]}
+        its_own = named | devices(self.spec, n, environment) | model_of(self.spec, n)
+        its_own |= self._login(User(Role.WORKER, replica))
+        self._spawn(name, _service("worker"), environment | its_own)
+        self._children[name].patient = self._patient
+
+    async def stop_worker(self, replica: ReplicaId) -> None:
+        """The worker of this replica hands its requests on, and ends."""
+        await self._children[f"worker-{replica}"].stop(self.spec.drain_s + KILL_AFTER_S)
+        self.running.discard(replica)
 
     def _take_folder(self) -> Path:
         """The folder of the store, locked: two servers on one store would corrupt it."""
@@ -312,7 +339,7 @@ class Fleet:
             },
         }
         # More threads than cores make a model on the CPU ten times slower.
-        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.workers)))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.places)))}
         return (
             threads
             # a port that all processes would want
@@ -372,7 +399,7 @@ class Fleet:
             self._awaited = [name for name in self._children if name.startswith(process)]
             while not await answers(bus, service, PING_S):
                 await asyncio.sleep(POLL_S)
-        while missing := [replica for replica in self.replicas if replica not in planned]:
+        while missing := sorted(self.running - planned):
             self._awaited = [f"worker-{replica}" for replica in missing]
             await asyncio.sleep(POLL_S)
         await digests.stop()
@@ -380,7 +407,7 @@ class Fleet:
     async def _until_http(self) -> None:
         """Wait until the gateway knows a replica. Its port is kept over restarts."""
         gateway, self._awaited = self._children["gateway"], ["gateway"]
-        while (address := _address(gateway.output())) is None:
+        while (address := gateway.address()) is None:
             await asyncio.sleep(POLL_S)
         self.http_url = address
         if self.spec.metrics:
@@ -394,7 +421,7 @@ class Fleet:
 
     async def _until_idle(self) -> None:
         """Wait until no replica has work by its digests, drain_s is over, or NATS is silent."""
-        busy = set(self.replicas)
+        busy = set(self.running)
 
         def on_digest(digest: Digest, _: object) -> None:
             if digest.waiting or digest.running or digest.best_effort:
@@ -438,6 +465,9 @@ class Fleet:
         Cancelled meanwhile, it kills all processes at once.
         """
         within_s = self.spec.drain_s + KILL_AFTER_S
+        for keeper in self._keepers:
+            if keeper.get_name() == SCALER:
+                keeper.cancel()  # it starts no worker any more
         try:
             for stage in STOPPED:
                 if "worker" in stage:
@@ -457,33 +487,8 @@ class Fleet:
             self._exit.close()
 
 
-def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of worker n. Raises ConfigError where there are too few."""
-    each = int(spec.vllm.get("tensor_parallel_size", 1))
-    return share_of(spec.engine, spec.workers, each, n, environment)
-
-
-def model_of(spec: FleetSpec, n: int) -> dict[str, str]:
-    """The model of worker n, where there are several."""
-    if not spec.models:
-        return {}
-    name, where = list(spec.models.items())[n // spec.replicas]
-    if spec.engine == "sim":
-        return {"SLACKLINE_WORKER_MODEL": name, "SLACKLINE_WORKER_PROFILE": where}
-    return {"SLACKLINE_WORKER_MODEL": where, "SLACKLINE_WORKER_SERVED_NAME": name}
-
-
 def _service(name: str) -> list[str]:
     return [sys.executable, "-m", f"services.{name}"]
-
-
-def _address(log: str) -> str | None:
-    """The address that the gateway logs when it is ready."""
-    for line in log.splitlines():
-        if '"service.ready"' in line:
-            address: str = json.loads(line)["address"]
-            return address
-    return None
 
 
 async def _unready(http: httpx.AsyncClient, address: str) -> str:

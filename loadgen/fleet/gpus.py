@@ -1,11 +1,47 @@
-"""Finds the GPUs and cores of this machine, and gives each worker its GPUs."""
+"""Finds the GPUs and cores of this machine, and gives each worker its GPUs and its model."""
 
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from shared.errors import ConfigError
+
+
+class Workers(Protocol):
+    """The workers of a fleet, as its FleetSpec has them."""
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def places(self) -> int: ...
+
+    @property
+    def vllm(self) -> Mapping[str, Any]: ...
+
+    @property
+    def models(self) -> Mapping[str, str]: ...
+
+
+def devices(spec: Workers, n: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The GPUs of worker n. Raises ConfigError where there are too few."""
+    each = int(spec.vllm.get("tensor_parallel_size", 1))
+    return share_of(spec.engine, spec.places, each, n, environment)
+
+
+def model_of(spec: Workers, n: int) -> dict[str, str]:
+    """The model of worker n, where there are several."""
+    if not spec.models:
+        return {}
+    name, where = list(spec.models.items())[n // spec.replicas]
+    if spec.engine == "sim":
+        return {"SLACKLINE_WORKER_MODEL": name, "SLACKLINE_WORKER_PROFILE": where}
+    return {"SLACKLINE_WORKER_MODEL": where, "SLACKLINE_WORKER_SERVED_NAME": name}
 
 
 def share_of(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from loadgen.simulator.elastic.law import Scaling
 from loadgen.simulator.latency import LATENCIES, Latency
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
@@ -73,6 +74,7 @@ class Deployment:
     outages: the deaths of workers.
     models: several models, in place of `profile` and `replicas`. Their replicas are numbered in
         this order, and each draft costs what the profile states, unless `draft` is 0.
+    scaling: replicas come and go; `replicas` serve from the start.
     """
 
     policy: str
@@ -88,6 +90,7 @@ class Deployment:
     engine_times: float = 1.0
     length_times: float = 1.0
     outages: Sequence[Outage] = ()
+    scaling: Scaling | None = None
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()

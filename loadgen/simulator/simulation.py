@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
+from loadgen.simulator.elastic.scaler import Scaler
 from loadgen.simulator.misjudged import MisjudgedLengths, stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -87,6 +88,9 @@ class SimulationResult:
     wall_s: float
     events: int
     moved: int = 0  # times a request lost its replica, and went on elsewhere
+    drained: int = 0  # times a request was handed on by a replica that left
+    replica_s: float = 0.0  # the seconds of all replicas, those in which they warm up included
+    counts: Sequence[tuple[float, int]] = ()  # (s, replicas) with `scaling`, at each change
     # [requests] with `accounts`: the records of those that ended
     records: Sequence[Record | None] = ()
     stopped: bool = False  # early: more than `most_missed` had missed
@@ -203,7 +207,8 @@ class Simulation:
         )
 
         def made(i: int, incarnation: int = 1) -> VirtualReplica:
-            life, (served, nth) = "" if incarnation == 1 else f"/{incarnation}", of[i]
+            life = "" if incarnation == 1 else f"/{incarnation}"
+            served, nth = of[i] if i < len(of) else (of[0][0], i)  # of one model, where they come
             return VirtualReplica(
                 self._announce(i, served, pools[nth % len(pools)], str(incarnation)),
                 self._policy_of(deployment),
@@ -228,7 +233,20 @@ class Simulation:
         in_order = sorted(deployment.outages, key=lambda outage: outage.from_s)
         for incarnation, outage in enumerate(in_order, start=2):
             self._schedule(outage, made, incarnation)
+        self._scaler: Scaler | None = None
+        if deployment.scaling is not None:
+            self._scaler = Scaler(
+                deployment.scaling,
+                self._timeline,
+                self._fleet,
+                self._alive,
+                lambda: self._further(made(len(self._replicas))),
+            )
         self._arrivals = Arrivals(self._traffic, self._keys, self._timeline, self._receive)
+
+    def _further(self, replica: VirtualReplica) -> VirtualReplica:
+        self._replicas.append(replica)
+        return replica
 
     def _schedule(
         self, outage: Outage, made: Callable[[int, int], VirtualReplica], incarnation: int
@@ -293,6 +311,8 @@ class Simulation:
             model=served.name,
         )
         self._slos[i] = record.slo
+        if self._scaler is not None:
+            self._scaler.law.arrived(record)
         self._fleet.receive(record, body)
 
     def _end(self, record: Record) -> None:
@@ -303,6 +323,8 @@ class Simulation:
         if self._options.accounts:
             self._ended[key] = record
         self._missed += not verdict.slo_met
+        if self._scaler is not None:
+            self._scaler.law.ended(record)
         self._arrivals.ended(key, well=verdict.finish_reason in GOOD_ENDS)
 
     # ------------------------------------------------------------ the loop
@@ -354,6 +376,10 @@ class Simulation:
             )
 
     def _result(self) -> SimulationResult:
+        scaler = self._scaler
+        if scaler is not None:
+            scaler.settle()
+        seconds = self._timeline.now_s - self._traffic.begin_s
         workers = [replica.worker.counters for replica in self._replicas]
         cores = [replica.core.counters for replica in self._replicas]
         times = self._fleet.times if self._options.keep_times else None
@@ -370,12 +396,15 @@ class Simulation:
             mispredicted_entries=sum(c.mispredicted_entries for c in cores),
             offloaded=self._fleet.offloaded,
             moved=self._fleet.moved,
+            drained=self._fleet.drained,
+            replica_s=len(self._alive) * seconds if scaler is None else scaler.replica_s,
+            counts=() if scaler is None else scaler.counts,
             busy_s=sum(c.exec_s for c in workers),
             idle_s=sum(c.idle_s for c in workers),
             drafted=sum(c.drafted for c in workers),
             accepted=sum(c.accepted for c in workers),
             verifications=sum(c.verifications for c in workers),
-            simulated_s=self._timeline.now_s - self._traffic.begin_s,
+            simulated_s=seconds,
             wall_s=time.perf_counter() - self._began_s,
             events=self._timeline.calls,
             records=[self._ended.get(key) for key in self._keys] if self._options.accounts else (),

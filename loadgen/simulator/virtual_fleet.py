@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, assert_never
 
+from msgspec import structs
+
 from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
@@ -84,6 +86,7 @@ class VirtualFleet:
         self._bodies: dict[RequestKey, Body] = {}
         self.offloaded = 0
         self.moved = 0  # times a request lost its replica
+        self.drained = 0  # times a replica that left handed a request on
         self.times: dict[RequestKey, array[float]] = {}
 
     def start(self, replicas: Sequence[VirtualReplica]) -> None:
@@ -105,6 +108,25 @@ class VirtualFleet:
         del self._replicas[replica.id]
         attempts = replica.die()
         self._timeline.after(SEEN_S, self._lost, replica, attempts)
+
+    def drain(self, replica: VirtualReplica) -> None:
+        """The worker of this replica leaves in order: it hands its requests back, and they go on
+        elsewhere at once, as after the live worker's drain.
+        """
+        del self._replicas[replica.id]
+        last = structs.replace(replica.digest(), accepting=False)
+        self._receive_digest(last)
+        attempts = replica.die("drained")
+        for reply in replica.unanswered():
+            reply(OfferNotReady(reason="its worker drains"))
+        for over in attempts:
+            record = self._records.get(over.key)
+            if record is not None and (record.replica, record.attempt) == (
+                replica.id,
+                over.attempt,
+            ):
+                self.drained += 1
+                self.over(replica, over)
 
     def _lost(self, replica: VirtualReplica, attempts: Sequence[AttemptOver]) -> None:
         """The death is seen: offers that nobody answered go elsewhere, and so do the attempts that

@@ -99,6 +99,7 @@ class VirtualReplica:
         engine_draft: Draft | None,
     ) -> None:
         self.id: ReplicaId = announce.replica
+        self.announce = announce
         self._timeline, self._latency, self._store = timeline, latency, store
         self._rng = rng
         self._plans = Route(timeline, latency.plan, rng)
@@ -149,14 +150,14 @@ class VirtualReplica:
         assert digest is not None
         return digest
 
-    def die(self) -> list[AttemptOver]:
-        """The worker dies, and its planner has nothing to plan for any more. Returns the attempts
-        as the log has them. Offers get no answer.
+    def die(self, why: str = "") -> list[AttemptOver]:
+        """The worker dies, or leaves for `why`, and its planner has nothing to plan for any more.
+        Returns the attempts as the log has them. Offers get no answer.
         """
         self.settle()
         self._dead = True
         self._serial += 1
-        return self._told(self.worker.lose())
+        return self._told(self.worker.lose(why))
 
     def unanswered(self) -> list[Reply]:
         """The replies that are owed to offers."""

@@ -329,11 +329,13 @@ class VirtualWorker:
 
     # ------------------------------------------------------------ ends
 
-    def lose(self) -> list[AttemptOver]:
-        """The process dies: the running iteration is lost. Returns the attempts as logged."""
+    def lose(self, why: str = "") -> list[AttemptOver]:
+        """The process ends, for `why` if it drains: the running iteration is lost. Returns the
+        attempts as logged.
+        """
         self._running = None
         self._queue.clear()
-        return [self._over(slot, "") for slot in list(self._requests)]
+        return [self._over(slot, why) for slot in list(self._requests)]
 
     def finish(
         self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float

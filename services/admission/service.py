@@ -26,6 +26,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled
+from shared.core.scaling.tally import ArrivalTally
 from shared.errors import BusError
 from shared.placing.ending import Ending
 from shared.placing.outcomes import Outcomes
@@ -59,6 +60,7 @@ from shared.telemetry.telemetry import Tracing
 log = structlog.get_logger()
 
 QUEUE = "admission"
+ARRIVALS_S = 1.0  # between two messages about the work that came
 
 
 class Admission:
@@ -120,6 +122,7 @@ class Admission:
         )
         self._cancels = Cancels(records, self._placement, self._chores, self._soon)
         self._stall = Stall(bus, clock)
+        self._tally = ArrivalTally(self._model_of)
         self._arrivals = Arrivals(
             cfg,
             self.name,
@@ -137,6 +140,7 @@ class Admission:
             self._sweep,
             self._stall,
             self._chores,
+            self._tally,
             tokenizers.tool_format,
         )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name, absences)
@@ -180,6 +184,7 @@ class Admission:
                 chores.start(self._sweep.run(), name="admission.sweep"),
                 chores.start(self._stall.watch(), name="admission.stall"),
                 chores.start(self._usage.run(), name="admission.usage"),
+                chores.start(self._tell_arrivals(), name="admission.arrivals"),
                 chores.start(
                     follow_files("admission", self._cfg, self._rules), name="admission.rules"
                 ),
@@ -226,6 +231,18 @@ class Admission:
                 await asyncio.wait((driver,))
         with suppress(BusError):  # the lease runs out by itself
             await self._lease.release()
+
+    def _model_of(self, record: Record) -> str:
+        """The model that a request is work for; empty: it is not known yet."""
+        return record.model or min(self._workers.models, default="")
+
+    async def _tell_arrivals(self) -> None:
+        """Tell relegation the work that came, for the replicas needed."""
+        while True:
+            await asyncio.sleep(ARRIVALS_S)
+            for work in self._tally.take():
+                with suppress(BusError):  # a lost message counts as no work
+                    await self._bus.publish(subjects.ARRIVED, work)
 
     async def _keep_lease(self) -> None:
         """Renew the lease: while it is held, no sweep takes over this instance's open requests."""

@@ -8,6 +8,7 @@ from typing import assert_never
 import structlog
 
 from services.relegation.config import RelegationConfig
+from services.relegation.scaling import Scaling
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
@@ -67,6 +68,9 @@ class Relegation:
         self._ending = Ending(bus, self._records, tracing, outcomes, self._usage)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         self._backlog = Backlog(self.metrics)
+        self._scaling = Scaling(
+            bus, clock, cfg.warm_up_s, self.metrics, lambda: self._driver is not None
+        )
         lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
         self._leader = Leader(lease, clock)
         self._chores = Chores()
@@ -90,13 +94,16 @@ class Relegation:
             hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
             chores.listen(await self._bus.serve("relegation", [hints], {"instance": self.name}))
             chores.listen(await be_present(self._bus, self.name))
+            await self._scaling.listen(chores)
             hold = chores.start(self._hold(), name="relegation.hold")
+            scaling = chores.start(self._scaling.run(), name="relegation.scaling")
             telling = chores.start(self._tell(), name="relegation.tell")
             summing = chores.start(self._usage.run(), name="relegation.usage")
             log.info("relegation.ready", instance=self.name)
             await stop.wait()
             hold.cancel()
             telling.cancel()
+            scaling.cancel()
             summing.cancel()
             await digests.stop()  # nothing more is handed out
             self._inbox.drain()
@@ -167,6 +174,7 @@ class Relegation:
     def _on_digest(self, digest: Digest, call: Call) -> None:
         if len(self._models) < MODEL_LIMIT:
             self._models.add(digest.model)
+        self._scaling.heard(digest)
         if self._leader.leads:
             self._inbox.offer(Heard(digest))
 

@@ -70,7 +70,7 @@ TABLE = (
         (TENANT, GATEWAY),
     ),
     # between services
-    Row("heartbeats", _replica("announce"), (WORKER,), (ADMISSION, PLANNER, GATEWAY)),
+    Row("heartbeats", _replica("announce"), (WORKER,), (ADMISSION, PLANNER, RELEGATION, GATEWAY)),
     Row("digests", _replica("digest"), (PLANNER,), (GATEWAY, ADMISSION, RELEGATION)),
     Row("offers", _replica("offer"), (ADMISSION, RELEGATION), (PLANNER,)),
     Row("holds", _replica("hold"), (PLANNER,), (WORKER,)),
@@ -92,7 +92,9 @@ TABLE = (
     Row("clocks of services", subjects.TIMES, (*SERVICES, GATEWAY), (GATEWAY,)),
     Row("relegated requests", subjects.RELEGATED, (ADMISSION,), (RELEGATION,)),
     Row("digests of the pool", subjects.POOL, (RELEGATION,), (ADMISSION, GATEWAY)),
-    Row("ends of requests", subjects.ENDED, (ADMISSION, RELEGATION), (GATEWAY,)),
+    Row("ends of requests", subjects.ENDED, (ADMISSION, RELEGATION), (RELEGATION, GATEWAY)),
+    Row("work that came", subjects.ARRIVED, (ADMISSION,), (RELEGATION,)),
+    Row("replicas needed", subjects.SCALING, (RELEGATION,), (GATEWAY,)),
     # answers between services
     Row("answers", "_ROLE.admission.>", (ADMISSION, PLANNER, WORKER), (ADMISSION,)),
     Row("answers", "_ROLE.planner.>", (ADMISSION, PLANNER, WORKER), (PLANNER,)),

@@ -13,7 +13,16 @@ from shared.console.replica_watch import SLOTS_LIMIT, ReplicaWatch
 from shared.console.rolling import WINDOW_S, Rolling
 from shared.console.slack import EDGES_S
 from shared.rules.tiers import TierSet
-from shared.schemas import Announce, BatchPlan, Digest, Ended, PlanAck, PoolDigest, RosterAnswer
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    Digest,
+    Ended,
+    PlanAck,
+    PoolDigest,
+    ReplicasNeeded,
+    RosterAnswer,
+)
 from shared.vocabulary import MOST_REPLICAS, ReplicaId, RequestKey, Slo
 
 FRESH_S = 2.0  # a replica whose digest is older is shown as silent
@@ -25,6 +34,7 @@ OF_MODEL = "model {}"  # no tier has a name with a space
 HELD_LIMIT, ENDED_LIMIT = 4096, 512  # lives: about 10 KB each
 ROWS = 256  # requests in one picture
 POINTS = 30  # of a tier's history
+FRESH_NEED_S = 5.0  # a need is told each second
 STALE_S = 5.0  # a request that its planner does not name, and of which nothing was heard so long
 
 
@@ -47,6 +57,7 @@ class Collector:
         self._ended: OrderedDict[RequestKey, Life] = OrderedDict()
         self._newest = 0
         self._pool_requests = 0
+        self._needed: dict[str, ReplicasNeeded] = {}  # by model
 
     # ------------------------------------------------------------ messages in
 
@@ -65,6 +76,10 @@ class Collector:
 
     def hear_pool(self, pool: PoolDigest) -> None:
         self._pool_requests = sum(lane.requests for lane in pool.lanes)
+
+    def hear_needed(self, needed: ReplicasNeeded) -> None:
+        if needed.model in self._needed or len(self._needed) < TIERS_LIMIT:
+            self._needed[needed.model] = needed
 
     def hear_plan(self, plan: BatchPlan) -> None:
         watch = self._watch(plan.replica)
@@ -213,6 +228,11 @@ class Collector:
             requests=[life.row(now_unix_s) for life in named[:ROWS]],
             held=len(held_lives),
             pool_requests=self._pool_requests,
+            needed=[
+                each
+                for each in self._needed.values()
+                if now_unix_s - each.at_unix_s <= FRESH_NEED_S
+            ],
             slack_edges_s=list(EDGES_S),
         )
 

@@ -19,6 +19,7 @@ from shared.schemas import (
     Ended,
     PlanAck,
     PoolDigest,
+    ReplicasNeeded,
     Roster,
     RosterAnswer,
 )
@@ -40,6 +41,7 @@ async def listening(bus: Bus, clock: Clock, tiers: TierSet | None) -> AsyncItera
         (subjects.DIGESTS, Digest, lambda digest, _: collector.hear_digest(digest, now())),
         (subjects.ANNOUNCEMENTS, Announce, lambda announce, _: collector.hear_announce(announce)),
         (subjects.POOL, PoolDigest, lambda pool, _: collector.hear_pool(pool)),
+        (subjects.SCALING, ReplicasNeeded, lambda needed, _: collector.hear_needed(needed)),
     ]
     async with AsyncExitStack() as stack:
         for subject, kind, handler in heard:

@@ -5,7 +5,7 @@ that come often are arrays in JSON: the page reads them by the order of their fi
 from msgspec import Struct
 
 from shared.core.record.explanation import WORDS
-from shared.schemas import Explanation
+from shared.schemas import Explanation, ReplicasNeeded
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
 
@@ -100,6 +100,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     requests: list[RequestRow]  # those with least slack
     held: int  # requests that replicas hold
     pool_requests: int  # in the best-effort pool
+    needed: list[ReplicasNeeded]  # of each model, with the reason
     slack_edges_s: list[float]
 
 

@@ -118,6 +118,7 @@ OFFERS = "slackline_offers_total"  # answer
 OFFER_TIME = "slackline_offer_seconds"
 REPLICAS = "slackline_replicas"
 REPLICAS_LOST = "slackline_replicas_lost_total"
+REPLICAS_NEEDED = "slackline_replicas_needed"  # model, tier
 POOL_REQUESTS = "slackline_backlog_requests"
 POOL_TOKENS = "slackline_backlog_tokens"
 POOL_WAIT = "slackline_backlog_seconds"

@@ -23,6 +23,7 @@ from shared.clock import Clock
 from shared.core.admission.admission import AdmissionCore, Opened
 from shared.core.offer import as_offer
 from shared.core.record import record as life
+from shared.core.scaling.tally import ArrivalTally
 from shared.core.shared_room import Line, Shares
 from shared.errors import BusError, BusTimeout, PeerError, StoreFull
 from shared.placing.outcomes import RATE_LIMITED
@@ -96,13 +97,15 @@ class Arrivals:
         sweep: Sweep,
         stall: Stall,
         chores: Chores,
+        tally: ArrivalTally,
         tool_format: Callable[[str], str],
     ) -> None:
         self._owner, self._clock, self._tracing, self._rules = owner, clock, tracing, rules
         self._buckets, self._records, self._placer, self._core = buckets, records, placer, core
         self._intake, self._placement, self._cancels = intake, placement, cancels
         self._refusals, self._sweep, self._stall = refusals, sweep, stall
-        self._chores, self._tool_format = chores, tool_format  # by model
+        self._chores, self._tally = chores, tally
+        self._tool_format = tool_format  # by model
         self._reading = Shares(cfg.receive_limit)
         self._reading_bytes = Shares(cfg.receive_limit_bytes)
         self._line: Line[Arrival] = Line(AT_ONCE)
@@ -276,6 +279,7 @@ class Arrivals:
                 raise BusTimeout("the record that has the id is gone")
             return False
         self._sweep.opened(stored.record)
+        self._tally.add(stored.record)
         if told:
             await call.reply(self._received(record, attached=False))
         else:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from loadgen.cli import up
-from loadgen.fleet.fleet import FleetSpec, devices
+from loadgen.fleet.fleet import FleetSpec
+from loadgen.fleet.gpus import devices
 from services.worker.config import WorkerConfig
 from services.worker.engines.make import make
 from shared.errors import ConfigError

@@ -315,3 +315,14 @@ def test_a_replica_that_nobody_announced_answers_no_roster() -> None:
     collector = Collector(NOW)
     collector.hear_roster(ReplicaId("ghost"), [], RosterAnswer(entries=[entry(0, "a.b")]), NOW)
     assert collector.picture(NOW).requests == []
+
+
+def test_the_replicas_needed_are_shown_while_somebody_tells_them() -> None:
+    collector = Collector(NOW)
+    needed = schemas.ReplicasNeeded(
+        model="m", at_unix_s=NOW, replicas=3, tier="chat", why="chat comes", tiers=[], serving=2,
+        ahead_s=120.0,
+    )  # fmt: skip
+    collector.hear_needed(needed)
+    assert collector.picture(NOW + limits.FRESH_NEED_S).needed == [needed]
+    assert collector.picture(NOW + limits.FRESH_NEED_S + 1.0).needed == []

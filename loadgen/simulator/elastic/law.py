@@ -1,0 +1,76 @@
+"""Laws of scaling, as a simulated fleet asks them: how many replicas are wanted now?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.core.scaling.scaling import ScalingCore
+from shared.core.scaling.tally import ArrivalTally
+from shared.schemas import Announce, Digest, Ended, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The fleet at the instant that a law is asked. `starting`: replicas that warm up."""
+
+    now_s: float
+    serving: list[Digest]
+    starting: int
+
+
+class Law(Protocol):
+    """It hears what happens to requests; then it is asked every `every_s`."""
+
+    every_s: float
+
+    def announced(self, announce: Announce) -> None:
+        """A replica serves."""
+
+    def arrived(self, record: Record) -> None:
+        """A request came."""
+
+    def ended(self, record: Record) -> None:
+        """A request has ended."""
+
+    def wanted(self, fleet: Fleet) -> int:
+        """The replicas that are wanted, those included that serve or warm up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Replicas come and go by a law. One that is started serves after `warm_up_s`; one that leaves
+    hands its requests to the others. `law` makes the law of one run.
+    """
+
+    law: Callable[[], Law]
+    least: int = 1
+    most: int = 16
+    warm_up_s: float = 120.0
+
+
+class OurLaw:
+    """Ours: the forecast that a live fleet makes (shared/core/scaling), by messages of a second."""
+
+    every_s = 1.0
+
+    def __init__(self, warm_up_s: float) -> None:
+        self.core = ScalingCore(warm_up_s, 0.0)
+        self._tally = ArrivalTally(lambda _: "")
+
+    def announced(self, announce: Announce) -> None:
+        self.core.announced(announce)
+
+    def arrived(self, record: Record) -> None:
+        self._tally.add(record)
+
+    def ended(self, record: Record) -> None:
+        assert record.verdict is not None
+        ended = Ended(tier=record.tier, verdict=record.verdict)
+        self.core.ended(ended, record.verdict.ended_unix_s)
+
+    def wanted(self, fleet: Fleet) -> int:
+        for work in self._tally.take():
+            self.core.arrived(work, fleet.now_s)
+        for digest in fleet.serving:
+            self.core.heard(digest, fleet.now_s)
+        return self.core.needed("", fleet.now_s).replicas
