@@ -64,9 +64,9 @@ class StandInWorker:
     planner cannot foresee these stops, so it must reconcile the acks.
     """
 
-    def __init__(self, began_unix_s: float, most_decodes: int) -> None:
+    def __init__(self, began_unix_s: float, most_decodes: int, ack_seq: int = 0) -> None:
         self._ended_unix_s = began_unix_s  # the end of the last iteration
-        self._ack_seq = 0  # of the newest ack
+        self._ack_seq = ack_seq  # of the newest ack
         self._most_decodes = most_decodes
         # [slot] prompt tokens still to compute; 0: the request decodes
         self._left: dict[int, int] = {}
@@ -81,11 +81,17 @@ class StandInWorker:
         """Takes a request in; 0 tokens left: the request decodes already."""
         self._left[slot] = left_tokens
 
+    @property
+    def has_plan(self) -> bool:
+        return bool(self._plans)
+
     def receive(self, plan: BatchPlan) -> None:
         self._plans.append(plan)
 
-    def run_next(self) -> PlanAck:
-        """Runs the oldest plan, from the end of the iteration before, and returns its ack."""
+    def run_next(self, earliest_unix_s: float = 0.0) -> PlanAck:
+        """Runs the oldest plan, from the end of the iteration before, or `earliest_unix_s` if that
+        is later, and returns its ack.
+        """
         plan = self._plans.popleft()
         released = list(zip(unpack_list(plan.released), plan.released_why, strict=True))
         for slot, _ in released:
@@ -102,7 +108,7 @@ class StandInWorker:
             computed.append(done)
             emitted.append(int(self._left[slot] == 0))
         stopped = self._stop_oldest()
-        began_unix_s = self._ended_unix_s
+        began_unix_s = max(self._ended_unix_s, earliest_unix_s)
         self._ended_unix_s = began_unix_s + plan.predicted_s
         self._ack_seq += 1
         return PlanAck(

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 import uvloop
 
-from loadgen.bench import idle, loaded, machine, planning
+from loadgen.bench import idle, loaded, machine, planning, scale
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table
 from loadgen.bench.live_fleet import observed
@@ -23,7 +23,7 @@ from loadgen.tables import output, print_json, print_table
 from loadgen.writing import json_of, make_folder, write
 from shared.errors import ConfigError
 
-PARTS = ("planning", "simulator", "idle", "loaded")
+PARTS = ("planning", "simulator", "idle", "loaded", "scale")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         figures += simulator.measure(effort.simulated, args.seed)
     if "idle" in parts or "loaded" in parts:
         figures += uvloop.run(_with_fleet(parts, effort, args.seed))
+    if "scale" in parts:
+        _say("services as replicas grow, each on a NATS server of its own")
+        figures += uvloop.run(
+            scale.measure(scale.QUICK if args.quick else scale.WHOLE, args.seed, _say)
+        )
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,
