@@ -32,7 +32,7 @@ def test_a_normalised_trace_is_read_zipped_or_not_and_begins_at_zero(tmp_path: P
     assert (
         plain.rows
         == read_trace(tmp_path / "b.csv.gz").rows
-        == [(0.0, 100, 20, "chat", ""), (1.5, 300, 1, "code", "")]
+        == [(0.0, 100, 20, "chat", "", ""), (1.5, 300, 1, "code", "", "")]
     )
     assert plain.recorded
     assert plain.span_s == 1.5
@@ -76,7 +76,7 @@ def test_a_mark_of_byte_order_any_line_end_and_any_name_are_read(
 ) -> None:
     raw = b"\xef\xbb\xbf" + (NORMALISED + "1,2,3,äé,1\n").replace("\n", end).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if zipped else raw)
-    assert read_trace(tmp_path / name).rows == [(0.0, 2, 3, "äé", "")]
+    assert read_trace(tmp_path / name).rows == [(0.0, 2, 3, "äé", "", "")]
 
 
 def test_each_damaged_byte_of_an_archive_is_told_in_a_line(tmp_path: Path) -> None:

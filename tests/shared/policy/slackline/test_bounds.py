@@ -235,10 +235,10 @@ WAITING = TierSet(
 
 
 def stored_with_its_wait(
-    planned: PlannedRequest, tiers: TierSet, *others: Any
+    planned: PlannedRequest, tiers: TierSet, *others: Any, **named: Any
 ) -> tuple[Record, Body]:
     """As admission stores a request that may wait for so long as its tier says."""
-    record, body = stored_as(planned, tiers, *others)
+    record, body = stored_as(planned, tiers, *others, **named)
     wait_s = tiers.named(planned.tier).wait_s
     assert wait_s is not None
     return replace(record, begin_by_unix_s=record.arrived_unix_s + wait_s), body
