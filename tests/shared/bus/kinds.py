@@ -14,6 +14,7 @@ KINDS: list[Any] = [
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.TimeAsked, schemas.TimeTold,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
-    schemas.RosterAnswer, schemas.WorkArrived, schemas.ReplicasNeeded, schemas.FindEnded, schemas.FoundEnded,
+    schemas.RosterAnswer, schemas.WorkArrived, schemas.ReplicasNeeded, schemas.FindEnded,
+    schemas.FoundEnded,
     schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip
