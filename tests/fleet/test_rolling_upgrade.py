@@ -1,7 +1,7 @@
 """Tests of an upgrade, one process at a time: services of the release before run beside those of
 today, under load, and no request is lost.
 
-The release before is the newest tag that HEAD stands on, or what SLACKLINE_BEFORE names. Where
+The release before is the newest tag before HEAD, or what SLACKLINE_BEFORE names. Where
 there is none (a copy without its history), the test is skipped.
 """
 
@@ -34,10 +34,9 @@ def git(*arguments: str) -> bytes:
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of the release before."""
     try:
-        name = (
-            os.environ.get("SLACKLINE_BEFORE") or git("describe", "--tags", "--abbrev=0").decode()
-        )
-        archive = git("archive", name.strip(), "services", "shared")
+        named = os.environ.get("SLACKLINE_BEFORE")
+        name = named or git("describe", "--tags", "--abbrev=0", "HEAD~1").decode().strip()
+        archive = git("archive", name, "services", "shared")
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no tag of an earlier release in this copy")
     folder = tmp_path_factory.mktemp("before")
