@@ -70,6 +70,9 @@ class Scaling:
                 self._gauge.labels(each.model, need.tier).set(need.replicas)
 
     def _core(self, model: str) -> ScalingCore | None:
+        """The core of a model. Work whose model was not known yet is that of the only model."""
+        if not model:
+            return next(iter(self._cores.values())) if len(self._cores) == 1 else None
         core = self._cores.get(model)
         if core is None and len(self._cores) < MODELS_LIMIT:
             core = self._cores[model] = ScalingCore(self._warm_up_s, self._clock.unix_s())
