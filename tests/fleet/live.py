@@ -145,6 +145,10 @@ async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
                 return await bus.request(subject, question, Replay, timeout_s=2.0)
             except BusError:
                 await asyncio.sleep(0.1)
+            except RefusedError as error:  # admission waited in vain for a store that is away
+                if "did not answer" not in error.message:
+                    raise
+                await asyncio.sleep(0.1)
 
 
 def draw_requests(
