@@ -224,8 +224,8 @@ class Fleet:
         if self.spec.noted:
             self._exit.enter_context(noted(self.access()))
         async with self.connect("slackline-fleet") as bus:
-            for broken in await bus.make_streams(self.replicas):
-                self._say(broken)
+            for told in await bus.make_streams(self.replicas):
+                self._say(told)
         environment = self._environment()
         for n in range(self.spec.admissions):
             self._add("admission", n, environment)

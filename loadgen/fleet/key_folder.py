@@ -61,16 +61,16 @@ class Keys:
 
     def users(self) -> dict[User, str]:
         """The public key of each user. Raises ConfigError."""
-        return self._read("users.json", str)
+        return self._read("users.json", dict[str, str])
 
     def _earlier(self) -> dict[User, list[str]]:
-        return self._read("earlier.json", list[str])
+        return self._read("earlier.json", dict[str, list[str]])
 
-    def _read(self, name: str, kind: type[T]) -> dict[User, T]:
+    def _read(self, name: str, kind: type[dict[str, T]]) -> dict[User, T]:
         """A file of the server's folder by user; empty if there is none. Raises ConfigError."""
         file = self.folder / "server" / name
         try:
-            found = msgspec.json.decode(file.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+            found = msgspec.json.decode(file.read_bytes(), type=kind)
             return {user_named(name): value for name, value in found.items()}
         except FileNotFoundError:
             return {}

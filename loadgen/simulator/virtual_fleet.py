@@ -110,8 +110,8 @@ class VirtualFleet:
         self._timeline.after(SEEN_S, self._lost, replica, attempts)
 
     def drain(self, replica: VirtualReplica) -> None:
-        """The worker of this replica leaves in order: it hands its requests back, and they go on
-        elsewhere at once, as after the live worker's drain.
+        """The worker of this replica leaves: it hands all its requests back at once. A live one
+        moves them one after another (shared/core/leaving.py), so this is the worse case.
         """
         del self._replicas[replica.id]
         last = structs.replace(replica.digest(), accepting=False)

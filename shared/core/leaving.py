@@ -16,11 +16,10 @@ import math
 
 import numpy as np
 
+from shared.perf.iteration_time import prefill_token_s
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Phase, View
 from shared.schemas import Announce
-
-CHUNK_TOKENS = 512  # a receiver computes a request again in chunks of this size, beside decodes
 
 
 class Leaving:
@@ -58,7 +57,7 @@ class Leaving:
         due_unix_s = np.where(view.whole, view.last_due_unix_s - to_end_s, view.next_due_unix_s)
         due_unix_s[view.best_effort] = math.inf
         rows = rows[np.argsort(-due_unix_s[rows], kind="stable")]
-        token_s = view.profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+        token_s = prefill_token_s(view.profile, step)
         costs_s = view.computed_tokens[rows] * token_s / self._receivers
         hurry = max(1.0, float(costs_s.sum()) / left_s) if left_s > 0.0 else math.inf
         self._next_unix_s = max(self._next_unix_s, view.start_unix_s - iteration_s)

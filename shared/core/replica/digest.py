@@ -10,14 +10,11 @@ import numpy as np
 
 from shared.core.replica.learning import Learning
 from shared.core.replica.request_table import DECODE, RequestTable
-from shared.perf.iteration_time import Profile
+from shared.perf.iteration_time import Profile, prefill_token_s
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
 from shared.schemas import Announce, Digest, Offer, RosterEntry
 from shared.vocabulary import ServiceClass
-
-# the backlog's seconds count a token as in chunks of this size beside the present decodes
-CHUNK_TOKENS = 512
 
 
 def digest_of(
@@ -44,7 +41,7 @@ def digest_of(
         decodes=int(np.count_nonzero(decode)),
         decode_context=int(table.computed_tokens[:n][decode].sum()),
     )
-    token_s = profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    token_s = prefill_token_s(profile, step)
     waiting = int(np.count_nonzero(standard & ~decode)) + len(reserved)
     roomy = table.kv_free_blocks() * 4 > table.kv_blocks
     few = int(np.count_nonzero(~standard & ~decode)) < best_effort_waiting
@@ -81,7 +78,7 @@ def loads_of(
     rows = np.flatnonzero(~table.best_effort[:n] & (table.phase[:n] != DECODE))
     left = (table.target_tokens[rows] - table.computed_tokens[rows]).tolist()
     waiting = [table.offers[slot] for slot in table.slot[rows].tolist()]
-    token_s = profile.batch_s(BatchShape().with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    token_s = prefill_token_s(profile, BatchShape())
     tokens = [*left, *(offer.prompt_tokens for offer in reserved)]
     return merged(
         Neighbour(offer.key.partition(".")[0], offer.tier, 1, its * token_s)

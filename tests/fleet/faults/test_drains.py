@@ -1,7 +1,7 @@
 """Tests of a fleet under load whose processes leave, die and come back, one after another: no
 request fails, and no client gets a token twice or misses one.
 
-SLACKLINE_DRAINS=200 does two hundred of them, in a quarter of an hour; `pytest -s` prints the
+SLACKLINE_DRAINS=200 does two hundred of them, in seven minutes; `pytest -s` prints the
 longest pause that a client saw, by what was done meanwhile.
 """
 
