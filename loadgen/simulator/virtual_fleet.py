@@ -46,6 +46,7 @@ ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
 # the silence".
 SEEN_S = 1.1
 LOST_LIMIT = 5  # as services/admission/config.py
+STAYS_S, ANNOUNCE_S = 8.0, 0.5  # of a worker that leaves: as services/worker/config.py has them
 
 
 class VirtualFleet:
@@ -109,13 +110,22 @@ class VirtualFleet:
         attempts = replica.die()
         self._timeline.after(SEEN_S, self._lost, replica, attempts)
 
-    def drain(self, replica: VirtualReplica) -> None:
-        """The worker of this replica leaves: it hands all its requests back at once. A live one
-        moves them one after another (shared/core/leaving.py), so this is the worse case.
+    def drain(self, replica: VirtualReplica, gone: Callable[[], None]) -> None:
+        """The worker of this replica leaves: it takes no new requests, its planner moves those that
+        it holds (shared/core/leaving.py), and what is left at the end it hands back at once. `gone`
+        is called once it has left.
         """
+        self._leave(replica, self._timeline.now_s + STAYS_S, gone)
+
+    def _leave(self, replica: VirtualReplica, leaves_s: float, gone: Callable[[], None]) -> None:
+        """One heartbeat of a replica that leaves."""
+        if replica.worker.held and self._timeline.now_s < leaves_s:
+            replica.leave(leaves_s, self._receivers(replica))
+            self._receive_digest(replica.digest())
+            self._timeline.after(ANNOUNCE_S, self._leave, replica, leaves_s, gone)
+            return
         del self._replicas[replica.id]
-        last = structs.replace(replica.digest(), accepting=False)
-        self._receive_digest(last)
+        self._receive_digest(structs.replace(replica.digest(), accepting=False))
         attempts = replica.die("drained")
         for reply in replica.unanswered():
             reply(OfferNotReady(reason="its worker drains"))
@@ -125,8 +135,17 @@ class VirtualFleet:
                 replica.id,
                 over.attempt,
             ):
-                self.drained += 1
                 self.over(replica, over)
+        gone()
+
+    def _receivers(self, leaving: VirtualReplica) -> int:
+        """The number of replicas that could go on with the requests of this one."""
+        return sum(
+            other is not leaving
+            and other.announce.model == leaving.announce.model
+            and other.announce.leaves_unix_s is None
+            for other in self._replicas.values()
+        )
 
     def _lost(self, replica: VirtualReplica, attempts: Sequence[AttemptOver]) -> None:
         """The death is seen: offers that nobody answered go elsewhere, and so do the attempts that
@@ -177,6 +196,7 @@ class VirtualFleet:
         """Settle an attempt, as admission does."""
         record = self._records[over.key]
         self.offloaded += over.why == "offloaded"
+        self.drained += over.why == "drained"
         after = self._write(life.settled(record, over, ADMISSION, self._timeline.now_s))
         if after.state == RecordState.RELEGATED:
             self._after(self._latency.hint, self._hinted, after.key)

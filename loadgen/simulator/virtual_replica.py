@@ -17,6 +17,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol, assert_never
 
+from msgspec import structs
+
 from loadgen.simulator.accounts import Accounts
 from loadgen.simulator.latency import Latency, Route
 from loadgen.simulator.misjudged import BatchTime
@@ -25,6 +27,7 @@ from loadgen.simulator.virtual_worker import VirtualWorker
 from shared.core.replica.events import (
     Acked,
     Answer,
+    Heartbeat,
     HoldDone,
     Leapt,
     NeedResync,
@@ -159,6 +162,13 @@ class VirtualReplica:
         self._serial += 1
         return self._told(self.worker.lose(why))
 
+    def leave(self, leaves_unix_s: float, receivers: int) -> None:
+        """A heartbeat of the worker says until when it stays."""
+        self.announce = structs.replace(
+            self.announce, draining=True, leaves_unix_s=leaves_unix_s
+        )
+        self._feed(Heartbeat(self.announce, receivers))
+
     def unanswered(self) -> list[Reply]:
         """The replies that are owed to offers."""
         replies = list(self._replies.values())
@@ -186,7 +196,7 @@ class VirtualReplica:
                     raise AssertionError(f"{self.id} at {timeline.now_s} s: {reason}")
                 case _:
                     assert_never(action)
-        if len(self._ends_s) > 1 and self.core.repeats == 1:
+        if len(self._ends_s) > 1 and self.core.repeats <= 1:
             self._cut()
         self._alarm.reset()
 

@@ -39,7 +39,7 @@ class Law(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Replicas come and go by a law. One that is started serves after `warm_up_s`; one that leaves
-    hands its requests to the others. `law` makes the law of one run.
+    moves its requests to the others. `law` makes the law of one run.
     """
 
     law: Callable[[], Law]

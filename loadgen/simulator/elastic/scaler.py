@@ -25,6 +25,7 @@ class Scaler:
         self.law: Law = scaling.law()
         self._serving = list(begun)
         self._starting: list[float] = []  # when each will serve
+        self._leaving = 0
         self._changed_s = timeline.now_s
         self.replica_s = 0.0
         self.counts: list[tuple[float, int]] = [(timeline.now_s, len(begun))]
@@ -35,7 +36,7 @@ class Scaler:
     def settle(self) -> None:
         """Count the cost until now."""
         now_s = self._timeline.now_s
-        self.replica_s += (now_s - self._changed_s) * self._count
+        self.replica_s += (now_s - self._changed_s) * (self._count + self._leaving)
         self._changed_s = now_s
 
     @property
@@ -79,4 +80,9 @@ class Scaler:
         order.sort(key=lambda replica: held[replica.id])
         for replica in order[: min(n, len(self._serving) - 1)]:
             self._serving.remove(replica)
-            self._fleet.drain(replica)
+            self._leaving += 1
+            self._fleet.drain(replica, self._gone)
+
+    def _gone(self) -> None:
+        self.settle()
+        self._leaving -= 1
