@@ -164,9 +164,7 @@ class VirtualReplica:
 
     def leave(self, leaves_unix_s: float, receivers: int) -> None:
         """A heartbeat of the worker says until when it stays."""
-        self.announce = structs.replace(
-            self.announce, draining=True, leaves_unix_s=leaves_unix_s
-        )
+        self.announce = structs.replace(self.announce, draining=True, leaves_unix_s=leaves_unix_s)
         self._feed(Heartbeat(self.announce, receivers))
 
     def unanswered(self) -> list[Reply]:

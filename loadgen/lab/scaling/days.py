@@ -1,14 +1,20 @@
-"""Days, squeezed into an hour or so: the loads on which laws of scaling are compared."""
+"""The loads on which laws of scaling are compared.
 
+A day takes two hours: its rate changes twelve times as fast, so that a warm-up of 30 s is six
+minutes of it, and one of 300 s an hour. The gaps between requests are not squeezed. Its busiest
+hour fills some seven replicas, and its night one or two.
+"""
+
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 
-from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
+from loadgen.load.arrivals import SHAPES, Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import Trace, read_trace
+from loadgen.load.trace import Trace, TraceRow, read_trace
 from loadgen.load.workload import Rows, named_workload
 from shared.errors import ConfigError
 from shared.rules.tiers import Tier, TierSet
@@ -63,40 +69,55 @@ def drifting(seed: int, *, workload: str, rate_rps: float, length_s: float) -> R
 
 
 def bursts(seed: int, *, rate_rps: float, length_s: float) -> Requests:
-    """The bursts of Azure's code trace: silent for minutes, then three times the mean."""
-    profile = parse_profile("azure-code", length_s)
+    """The minutes of Azure's code trace, again and again: silence, then three times the mean."""
+    profile = [(60.0, multiple) for multiple in SHAPES["azure-code"]]
     arrivals = draw_arrivals(Gaps(2.0), rate_rps, length_s, seed, profile)
     return plan_requests(arrivals, named_workload("azure-code", CONTEXT_TOKENS), TIERS, seed)
 
 
-def recorded(seed: int, *, file: str, peak: float, length_s: float, daily: bool) -> Requests:
-    """A recorded trace of which the part `peak` is kept; where `daily`, times the day's curve."""
+def rows_of(file: str) -> Sequence[TraceRow]:
     path = TRACES / file
     if not path.exists():
         raise ConfigError(f"{path} is missing: TRACES names the folder of recorded traces")
-    trace, rng = read_trace(path).within(CONTEXT_TOKENS), Random(f"{seed}/thinned")
-    rows = [
-        row
-        for row in trace.rows
-        if (row.arrival_s or 0.0) < length_s
-        and rng.random() < peak * (curve((row.arrival_s or 0.0) / length_s) if daily else 1.0)
-    ]
+    return read_trace(path).within(CONTEXT_TOKENS).rows
+
+
+def recorded(seed: int, *, file: str) -> Requests:
+    """A recorded trace as it is."""
+    return _planned(seed, file, rows_of(file))
+
+
+def recorded_day(seed: int, *, file: str, trace_s: float, peak: float, length_s: float) -> Requests:
+    """A recorded trace of `trace_s`, of which the busiest hour keeps the part `peak`. It is passed
+    over as often as it takes: no row is kept twice, and the gaps are those of the thinned trace.
+    """
+    rows, rng, passes = rows_of(file), Random(f"{seed}/thinned"), math.ceil(length_s / trace_s)
+    drawn = [rng.random() * passes for _ in rows]
+    kept = []
+    for n in range(passes):
+        for row, place in zip(rows, drawn, strict=True):
+            at_s = (row.arrival_s or 0.0) + n * trace_s
+            if at_s < length_s and 0.0 <= place - n < passes * peak * curve(at_s / length_s):
+                kept.append(row._replace(arrival_s=at_s))
+    return _planned(seed, file, kept)
+
+
+def _planned(seed: int, name: str, rows: Sequence[TraceRow]) -> Requests:
     arrivals = [row.arrival_s or 0.0 for row in rows]
-    return plan_requests(arrivals, Rows(Trace(trace.name, rows), in_order=True), TIERS, seed)
+    return plan_requests(arrivals, Rows(Trace(name, list(rows)), in_order=True), TIERS, seed)
 
 
+DAY_S = 7200.0
 DAYS: Mapping[str, Callable[[int], Requests]] = {
-    "day of code": partial(day, workload="azure-code", peak_rps=8.0, length_s=2400.0),
+    "day of code": partial(day, workload="azure-code", peak_rps=13.0, length_s=DAY_S),
     "day, ServeGen": partial(
-        recorded,
+        recorded_day,
         file="servegen_m_large_day2_1000_1100.csv.gz",
-        peak=0.12,
-        length_s=2400.0,
-        daily=True,
+        trace_s=3600.0,
+        peak=0.22,
+        length_s=DAY_S,
     ),
-    "Azure code, recorded": partial(
-        recorded, file="azure2023_code_first_half.csv.gz", peak=1.0, length_s=1800.0, daily=False
-    ),
-    "mix that drifts": partial(drifting, workload="azure-code", rate_rps=5.0, length_s=2400.0),
-    "bursts of code": partial(bursts, rate_rps=3.0, length_s=2400.0),
+    "mix that drifts": partial(drifting, workload="azure-code", rate_rps=10.0, length_s=3600.0),
+    "bursts of code": partial(bursts, rate_rps=4.0, length_s=3360.0),
+    "Azure code, recorded": partial(recorded, file="azure2023_code_first_half.csv.gz"),
 }

@@ -1,12 +1,12 @@
 """The fewest replica-hours in hindsight that keep the objective.
 
-Every fixed number of replicas serves the day once; so it is known which requests of each minute
-miss with each number. A dynamic program then picks a number for each minute: its seconds are paid,
-and the warm-up of each replica that is added. A price for each miss is searched, so that as many
-miss as may. It takes a minute's misses for those of a fleet that always had that number, which is
-too many after a burst and too few in one that begins with work left over; so the timetable is
-served by simulation, and a tighter one is taken until it keeps the objective. It is near the
-optimum, and no proof of a lower bound.
+Each quarter of an hour is served by every fixed number of replicas from the one that drowns to the
+one with which nothing misses; so it is known which requests of each minute miss with each number. A
+dynamic program then picks a number for each minute: its seconds are paid, and the warm-up of each
+replica that is added. A price for each miss is searched, so that as many miss as may. It takes a
+minute's misses for those of a fleet that always had that number, which is too many after a burst
+and too few in one that begins with work left over; so the timetable is served by simulation, and
+the number that may miss is searched. It is near the optimum, and no proof of a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,23 @@ from numpy.typing import NDArray
 
 WINDOW_S = 60.0
 HALVINGS = 40
+DROWNED = 1e6  # requests: more than ever may miss
 
 Misses = Mapping[int, NDArray[np.float64]]  # by the number of replicas: in each window
+
+
+def joined(parts: Sequence[Misses], most: int) -> Misses:
+    """The misses of all parts, for 1 to `most` replicas. Fewer than were tried drown, and more miss
+    nothing.
+    """
+
+    def of(part: Misses, count: int) -> NDArray[np.float64]:
+        windows = len(next(iter(part.values())))
+        return part.get(count, np.full(windows, DROWNED if count < min(part) else 0.0))
+
+    return {
+        count: np.concatenate([of(part, count) for part in parts]) for count in range(1, most + 1)
+    }
 
 
 def timetable(misses: Misses, allowed: float, warm_up_s: float) -> list[tuple[float, int]]:
