@@ -2,10 +2,10 @@
 
 A day takes two hours: its rate changes twelve times as fast, so that a warm-up of 30 s is six
 minutes of it, and one of 300 s an hour. The gaps between requests are not squeezed. Its busiest
-hour fills some seven replicas, and its night one or two.
+hour fills some seven replicas, and its night one or two. That of ServeGen takes the hour that is
+recorded.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from random import Random
 
 from loadgen.load.arrivals import SHAPES, Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import Trace, TraceRow, read_trace
+from loadgen.load.trace import Trace, read_trace
 from loadgen.load.workload import Rows, named_workload
 from shared.errors import ConfigError
 from shared.rules.tiers import Tier, TierSet
@@ -75,47 +75,27 @@ def bursts(seed: int, *, rate_rps: float, length_s: float) -> Requests:
     return plan_requests(arrivals, named_workload("azure-code", CONTEXT_TOKENS), TIERS, seed)
 
 
-def rows_of(file: str) -> Sequence[TraceRow]:
+def recorded(seed: int, *, file: str, peak: float = 0.0, length_s: float = 0.0) -> Requests:
+    """A recorded trace. With `peak`, it is a day of `length_s`, and of its busiest hour this part
+    is kept.
+    """
     path = TRACES / file
     if not path.exists():
         raise ConfigError(f"{path} is missing: TRACES names the folder of recorded traces")
-    return read_trace(path).within(CONTEXT_TOKENS).rows
-
-
-def recorded(seed: int, *, file: str) -> Requests:
-    """A recorded trace as it is."""
-    return _planned(seed, file, rows_of(file))
-
-
-def recorded_day(seed: int, *, file: str, trace_s: float, peak: float, length_s: float) -> Requests:
-    """A recorded trace of `trace_s`, of which the busiest hour keeps the part `peak`. It is passed
-    over as often as it takes: no row is kept twice, and the gaps are those of the thinned trace.
-    """
-    rows, rng, passes = rows_of(file), Random(f"{seed}/thinned"), math.ceil(length_s / trace_s)
-    drawn = [rng.random() * passes for _ in rows]
-    kept = []
-    for n in range(passes):
-        for row, place in zip(rows, drawn, strict=True):
-            at_s = (row.arrival_s or 0.0) + n * trace_s
-            if at_s < length_s and 0.0 <= place - n < passes * peak * curve(at_s / length_s):
-                kept.append(row._replace(arrival_s=at_s))
-    return _planned(seed, file, kept)
-
-
-def _planned(seed: int, name: str, rows: Sequence[TraceRow]) -> Requests:
+    trace, rng = read_trace(path).within(CONTEXT_TOKENS), Random(f"{seed}/thinned")
+    rows = [
+        row
+        for row in trace.rows
+        if not peak or rng.random() < peak * curve((row.arrival_s or 0.0) / length_s)
+    ]
     arrivals = [row.arrival_s or 0.0 for row in rows]
-    return plan_requests(arrivals, Rows(Trace(name, list(rows)), in_order=True), TIERS, seed)
+    return plan_requests(arrivals, Rows(Trace(trace.name, rows), in_order=True), TIERS, seed)
 
 
-DAY_S = 7200.0
 DAYS: Mapping[str, Callable[[int], Requests]] = {
-    "day of code": partial(day, workload="azure-code", peak_rps=13.0, length_s=DAY_S),
+    "day of code": partial(day, workload="azure-code", peak_rps=13.0, length_s=7200.0),
     "day, ServeGen": partial(
-        recorded_day,
-        file="servegen_m_large_day2_1000_1100.csv.gz",
-        trace_s=3600.0,
-        peak=0.22,
-        length_s=DAY_S,
+        recorded, file="servegen_m_large_day2_1000_1100.csv.gz", peak=0.2, length_s=3600.0
     ),
     "mix that drifts": partial(drifting, workload="azure-code", rate_rps=10.0, length_s=3600.0),
     "bursts of code": partial(bursts, rate_rps=4.0, length_s=3360.0),
