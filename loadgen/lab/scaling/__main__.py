@@ -3,11 +3,10 @@ docs/scaling.md.
 """
 
 import argparse
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from loadgen.lab.scaling.days import DAYS
+from loadgen.lab.scaling.days import DAYS, Requests
 from loadgen.lab.scaling.optimum import Misses, joined, timetable
 from loadgen.lab.scaling.runs import LAWS, MOST, Job, Outcome, fixed, parts, run
 
@@ -32,20 +31,17 @@ def rows(pool: ProcessPoolExecutor, day: str, seed: int, laws: Sequence[str]) ->
         return
     pieces = [pool.submit(fixed, day, seed, part) for part in range(parts(day, seed))]
     misses = joined([each.result() for each in pieces], MOST)
-    static = pool.submit(enough, day, seed)
     optima = [pool.submit(best, misses, day, seed, warm_up_s) for warm_up_s in WARM_UPS_S]
-    found = static.result()
-    yield _row(day, f"static: {found.job.replicas}", [found] * len(WARM_UPS_S))
+    yield _row(day, *enough(misses, DAYS[day](seed)))
     yield _row(day, "optimum", [each.result() for each in optima])
 
 
-def enough(day: str, seed: int) -> Outcome:
+def enough(misses: Misses, requests: Requests) -> tuple[str, list[Outcome]]:
     """The fewest fixed replicas that keep the objective."""
-
-    def served(replicas: int) -> Outcome:
-        return run(Job(day=day, seed=seed, replicas=replicas))
-
-    return served(1 + bisect_left(range(1, MOST), KEEPS, key=lambda n: served(n).met))
+    missed = {count: each.sum() / len(requests) for count, each in misses.items()}
+    count = min(count for count, part in missed.items() if part <= 1.0 - KEEPS)
+    hours = count * requests[-1].arrival_s / 3600
+    return f"static: {count}", [Outcome(met=1.0 - missed[count], hours=hours)] * len(WARM_UPS_S)
 
 
 def best(misses: Misses, day: str, seed: int, warm_up_s: float) -> Outcome:

@@ -1,9 +1,8 @@
 """The loads on which laws of scaling are compared.
 
-A day takes two hours: its rate changes twelve times as fast, so that a warm-up of 30 s is six
-minutes of it, and one of 300 s an hour. The gaps between requests are not squeezed. Its busiest
-hour fills some seven replicas, and its night one or two. That of ServeGen takes the hour that is
-recorded.
+The day takes two hours: its rate changes twelve times as fast, so that a warm-up of 30 s is six
+minutes of it, and one of 300 s an hour. The morning, six hours, takes the one that is recorded. The
+gaps between requests are not squeezed. Busiest hours fill five to seven replicas.
 """
 
 import os
@@ -14,7 +13,7 @@ from random import Random
 
 from loadgen.load.arrivals import SHAPES, Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import Trace, read_trace
+from loadgen.load.trace import Trace, TraceRow, read_trace
 from loadgen.load.workload import Rows, named_workload
 from shared.errors import ConfigError
 from shared.rules.tiers import Tier, TierSet
@@ -43,7 +42,7 @@ Requests = Sequence[PlannedRequest]
 
 def curve(at: float) -> float:
     """The load at this part of the day, linear between the hours."""
-    place = at * len(HOURS)
+    place = at * 24.0
     hour, part = int(place) % len(HOURS), place % 1.0
     return HOURS[hour] * (1 - part) + HOURS[(hour + 1) % len(HOURS)] * part
 
@@ -75,29 +74,42 @@ def bursts(seed: int, *, rate_rps: float, length_s: float) -> Requests:
     return plan_requests(arrivals, named_workload("azure-code", CONTEXT_TOKENS), TIERS, seed)
 
 
-def recorded(seed: int, *, file: str, peak: float = 0.0, length_s: float = 0.0) -> Requests:
-    """A recorded trace. With `peak`, it is a day of `length_s`, and of its busiest hour this part
-    is kept.
+def recorded(seed: int, *, file: str) -> Requests:
+    """A recorded trace as it is."""
+    return _planned(file, _trace(file).rows, seed)
+
+
+def morning(seed: int, *, file: str, peak: float, from_h: float, until_h: float) -> Requests:
+    """A recorded trace, thinned to the rates of these hours of a day: of the busiest hour the part
+    `peak` is kept.
     """
+    trace, rng = _trace(file), Random(f"{seed}/thinned")
+
+    def kept(row: TraceRow) -> float:
+        at = (row.arrival_s or 0.0) / trace.span_s
+        return peak * curve((from_h + (until_h - from_h) * at) / 24.0)
+
+    return _planned(file, [row for row in trace.rows if rng.random() < kept(row)], seed)
+
+
+def _trace(file: str) -> Trace:
     path = TRACES / file
     if not path.exists():
         raise ConfigError(f"{path} is missing: TRACES names the folder of recorded traces")
-    trace, rng = read_trace(path).within(CONTEXT_TOKENS), Random(f"{seed}/thinned")
-    rows = [
-        row
-        for row in trace.rows
-        if not peak or rng.random() < peak * curve((row.arrival_s or 0.0) / length_s)
-    ]
+    return read_trace(path).within(CONTEXT_TOKENS)
+
+
+def _planned(name: str, rows: Sequence[TraceRow], seed: int) -> Requests:
     arrivals = [row.arrival_s or 0.0 for row in rows]
-    return plan_requests(arrivals, Rows(Trace(trace.name, rows), in_order=True), TIERS, seed)
+    return plan_requests(arrivals, Rows(Trace(name, rows), in_order=True), TIERS, seed)
 
 
 DAYS: Mapping[str, Callable[[int], Requests]] = {
     "day of code": partial(day, workload="azure-code", peak_rps=13.0, length_s=7200.0),
-    "day, ServeGen": partial(
-        recorded, file="servegen_m_large_day2_1000_1100.csv.gz", peak=0.2, length_s=3600.0
+    "morning, ServeGen": partial(
+        morning, file="servegen_m_large_day2_1000_1100.csv.gz", peak=0.2, from_h=4.0, until_h=10.0
     ),
-    "mix that drifts": partial(drifting, workload="azure-code", rate_rps=10.0, length_s=3600.0),
-    "bursts of code": partial(bursts, rate_rps=4.0, length_s=3360.0),
+    "mix that drifts": partial(drifting, workload="azure-code", rate_rps=10.0, length_s=2400.0),
+    "bursts of code": partial(bursts, rate_rps=4.0, length_s=1680.0),
     "Azure code, recorded": partial(recorded, file="azure2023_code_first_half.csv.gz"),
 }

@@ -39,7 +39,6 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    job: Job
     met: float
     hours: float
 
@@ -56,7 +55,7 @@ def run(job: Job) -> Outcome:
         )
     begin = job.counts[0][1] if job.counts else job.replicas
     result = _served(Traffic(requests, TIERS, job.seed), begin, DROWNED, scaling)
-    return Outcome(job=job, met=result.met_fraction, hours=result.replica_s / 3600)
+    return Outcome(met=result.met_fraction, hours=result.replica_s / 3600)
 
 
 def _served(

@@ -14,6 +14,7 @@ from shared.core.announced import profile_of
 from shared.core.load_view import STALE_S
 from shared.core.scaling.loss import deviations
 from shared.core.scaling.tier_load import TierLoad
+from shared.core.scaling.trend import LATE_S
 from shared.errors import ConfigError
 from shared.policy.slackline.bounds import LOOSE_S
 from shared.policy.slackline.prices import Prices, prices_of
@@ -22,7 +23,7 @@ from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 AHEAD_S = 120.0  # the least time to look ahead
 MISSED = 0.01  # the part of the requests that may miss their SLO
-HELD_S = 3600.0  # the longest that replicas are kept for what was missed
+EARNED_S = 3600.0  # more or fewer than those that missed may miss within this time
 TIERS_LIMIT = 64
 BARE = 0.1  # a replica has at least this part of its time beside passes
 
@@ -64,7 +65,7 @@ class ScalingCore:
         self._digests: dict[ReplicaId, Digest] = {}
         self._prices: Prices | None = None
         self._priced: tuple[str, float] | None = None  # the profile of `_prices`, and its pace
-        self._debt = 0.0  # requests that missed their SLO, less those that may
+        self._debt = 0.0  # requests that missed their SLO, less those that might; of an hour
         self._asked: deque[Asked] = deque()  # replicas fall: the first is the most that was asked
 
     # ------------------------------------------------------------ what was heard
@@ -112,25 +113,23 @@ class ScalingCore:
         else:
             load.ended(verdict.output_tokens)
         missed = ended.requests if verdict is None or not verdict.slo_met else 0
-        self._debt = max(0.0, self._debt + missed - MISSED * ended.requests)
+        self._debt += missed - MISSED * ended.requests
 
     # ------------------------------------------------------------ what follows
 
     def needed(self, model: str, now_unix_s: float) -> ReplicasNeeded:
-        """The replicas needed. What was asked for is kept as long as a replica takes to start: to
-        stop one and start it again would cost as much. Where more than may missed their SLO, it is
-        kept until those that meet theirs have made up for it.
+        """The replicas needed. What was asked for is kept for LATE_S: so long a jump is taken for
+        chance.
         """
         ahead_s = max(AHEAD_S, self._warm_up_s)
-        needs, rate = self._needs(now_unix_s, ahead_s)
+        needs = self._needs(now_unix_s, ahead_s)
         tier = max(needs, key=lambda name: needs[name].replicas, default="")
         replicas = max(1, needs[tier].rounded) if tier else 1
         why = _words(tier, needs[tier], ahead_s) if tier else "nothing comes"
         while self._asked and self._asked[-1].replicas <= replicas:
             self._asked.pop()
         self._asked.append(Asked(now_unix_s, replicas, tier, why))
-        earned_s = min(self._debt / (MISSED * rate), HELD_S) if rate else HELD_S * (self._debt > 0)
-        while self._asked[0].at_unix_s < now_unix_s - self._warm_up_s - earned_s:
+        while self._asked[0].at_unix_s < now_unix_s - LATE_S:
             self._asked.popleft()
         asked = self._asked[0]
         rows = {name: need.rounded for name, need in needs.items()}
@@ -141,49 +140,44 @@ class ScalingCore:
             at_unix_s=now_unix_s,
             replicas=asked.replicas,
             tier=asked.tier,
-            why=asked.why + self._kept(asked, now_unix_s, earned_s),
+            why=asked.why,
             tiers=[TierNeed(name, count) for name, count in rows.items()],
             serving=self._serving(now_unix_s),
             ahead_s=ahead_s,
         )
 
-    def _kept(self, asked: Asked, now_unix_s: float, earned_s: float) -> str:
-        ago_s = now_unix_s - asked.at_unix_s
-        if ago_s < 1.0:
-            return ""
-        kept = f"; that was {ago_s:.0f} s ago, and a replica takes {self._warm_up_s:.0f} s to start"
-        if earned_s:
-            kept += (
-                f"; {self._debt:.0f} requests too many missed their SLO, "
-                f"made up for in {earned_s:.0f} s"
-            )
-        return kept
+    def _may_miss(self, rate: float) -> float:
+        """The part of the requests that may miss: so many fewer or more as more or fewer did."""
+        hour = MISSED * rate * EARNED_S
+        self._debt = min(max(self._debt, -hour), hour)
+        return MISSED * (1.0 - self._debt / hour) if hour else MISSED
 
-    def _needs(self, now_unix_s: float, ahead_s: float) -> tuple[dict[str, Need], float]:
-        """The need of each tier, beside those that are due sooner; and requests a second."""
+    def _needs(self, now_unix_s: float, ahead_s: float) -> dict[str, Need]:
+        """The need of each tier, beside those that are due sooner."""
         prices = self._prices
         if prices is None:
-            return {}, 0.0
+            return {}
         needs: dict[str, Need] = {}
-        now = ahead = variance = lost = rate = 0.0
+        trends = {name: load.trend(now_unix_s, ahead_s) for name, load in self._tiers.items()}
+        may_miss = self._may_miss(sum(load.rate for load in self._tiers.values()))
+        now = ahead = variance = lost = 0.0
         owed: list[tuple[float, float]] = []  # (seconds until it is due, work)
         pace_s = LOOSE_S
         for name, load in sorted(self._tiers.items(), key=lambda item: item[1].due_s):
-            trend = load.trend(now_unix_s, ahead_s)
-            rate += load.rate
+            trend = trends[name]
             if load.whole:
                 owed += [(each.due_unix_s - now_unix_s, each.work_s) for each in load.owed]
             else:
                 now += trend.now
                 ahead += max(trend.now, trend.ahead)
                 variance += load.prefill_variance
-                lost += MISSED * load.rate * load.longest_s(prices)
+                lost += may_miss * load.rate * load.longest_s(prices)
                 pace_s = min(pace_s, load.pace_s)
             share = max(1.0 - prices.batch_s / pace_s, BARE)
             horizons = [*owed] if load.whole else [*owed, (load.due_s, 0.0)]
             work, due_s = _most(ahead, variance, lost, horizons)
             needs[name] = Need(work / share, now, ahead, work, due_s, share)
-        return needs, rate
+        return needs
 
     def _serving(self, now_unix_s: float) -> int:
         return sum(

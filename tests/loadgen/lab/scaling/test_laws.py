@@ -61,7 +61,7 @@ def test_saturation_goes_up_by_its_ratio_and_down_by_one_in_120_s() -> None:
 
 @pytest.mark.parametrize("name", DAYS)
 def test_a_day_is_the_same_for_the_same_seed(name: str) -> None:
-    if not TRACES.exists() and name in ("day, ServeGen", "Azure code, recorded"):
+    if not TRACES.exists() and name in ("morning, ServeGen", "Azure code, recorded"):
         pytest.skip("the shared traces are not on this machine")
     first, again, other = (DAYS[name](seed) for seed in (1, 1, 2))
     assert first == again != other
