@@ -126,6 +126,9 @@ class ScalingCore:
         tier = max(needs, key=lambda name: needs[name].replicas, default="")
         replicas = max(1, needs[tier].rounded) if tier else 1
         why = _words(tier, needs[tier], ahead_s) if tier else "nothing comes"
+        serving = self._serving(now_unix_s)
+        if serving > replicas and now_unix_s < self._began_unix_s + LATE_S:
+            replicas, tier, why = serving, "", "so many serve, and it is not known yet what comes"
         while self._asked and self._asked[-1].replicas <= replicas:
             self._asked.pop()
         self._asked.append(Asked(now_unix_s, replicas, tier, why))
@@ -142,7 +145,7 @@ class ScalingCore:
             tier=asked.tier,
             why=asked.why,
             tiers=[TierNeed(name, count) for name, count in rows.items()],
-            serving=self._serving(now_unix_s),
+            serving=serving,
             ahead_s=ahead_s,
         )
 

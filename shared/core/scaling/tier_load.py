@@ -14,7 +14,7 @@ from shared.policy.seam import Floats
 from shared.policy.slackline.prices import CHUNK_TOKENS, Prices
 from shared.schemas import TierArrivals
 
-KEPT_S = 300  # the seconds that are remembered
+KEPT_S = 600  # the seconds that are remembered
 # Until outputs have ended, their mean counts as PRIOR_TOKENS, with the weight of PRIOR requests.
 PRIOR_TOKENS, PRIOR = 200.0, 10.0
 LAST = 1000.0  # means are those of about so many requests
