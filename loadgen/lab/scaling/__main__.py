@@ -6,13 +6,15 @@ import argparse
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from loadgen.lab.scaling.days import DAYS, Requests
-from loadgen.lab.scaling.optimum import Misses, joined, timetable
-from loadgen.lab.scaling.runs import LAWS, MOST, Job, Outcome, fixed, parts, run
+from loadgen.lab.scaling.days import DAYS, TIERS
+from loadgen.lab.scaling.optimum import fluid, timetable
+from loadgen.lab.scaling.runs import BEGIN, LAWS, MOST, PROFILE, Job, Outcome, run
+from shared.perf.profile_file import load
+from shared.policy.slackline.prices import prices_of
 
 KEEPS = 0.99
 WARM_UPS_S = (30.0, 120.0, 300.0)
-TRIES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the misses that may be, until the timetable keeps them
+SPEEDS = (0.9, 0.85, 0.8, 0.75, 0.7)  # of the fluid, until the timetable keeps the objective
 HINDSIGHT = "static and optimum"
 
 
@@ -29,26 +31,27 @@ def rows(pool: ProcessPoolExecutor, day: str, seed: int, laws: Sequence[str]) ->
         yield _row(day, name, [each.result() for each in futures])
     if HINDSIGHT not in laws:
         return
-    pieces = [pool.submit(fixed, day, seed, part) for part in range(parts(day, seed))]
-    misses = joined([each.result() for each in pieces], MOST)
-    optima = [pool.submit(best, misses, day, seed, warm_up_s) for warm_up_s in WARM_UPS_S]
-    yield _row(day, *enough(misses, DAYS[day](seed)))
+    optima = [pool.submit(best, day, seed, warm_up_s) for warm_up_s in WARM_UPS_S]
     yield _row(day, "optimum", [each.result() for each in optima])
+    static = pool.submit(enough, day, seed).result()
+    yield _row(day, f"static: {static.job.replicas}", [static] * len(WARM_UPS_S))
 
 
-def enough(misses: Misses, requests: Requests) -> tuple[str, list[Outcome]]:
+def enough(day: str, seed: int) -> Outcome:
     """The fewest fixed replicas that keep the objective."""
-    missed = {count: each.sum() / len(requests) for count, each in misses.items()}
-    count = min(count for count, part in missed.items() if part <= 1.0 - KEEPS)
-    hours = count * requests[-1].arrival_s / 3600
-    return f"static: {count}", [Outcome(met=1.0 - missed[count], hours=hours)] * len(WARM_UPS_S)
+    for replicas in range(BEGIN, MOST):
+        outcome = run(Job(day=day, seed=seed, replicas=replicas))
+        if outcome.met >= KEEPS:
+            break
+    return outcome
 
 
-def best(misses: Misses, day: str, seed: int, warm_up_s: float) -> Outcome:
+def best(day: str, seed: int, warm_up_s: float) -> Outcome:
     """The optimum in hindsight (optimum.py)."""
-    allowed = (1.0 - KEEPS) * len(DAYS[day](seed))
-    for part in TRIES:
-        counts = tuple(timetable(misses, part * allowed, warm_up_s))
+    requests, prices = DAYS[day](seed), prices_of(load(PROFILE))
+    for speed in SPEEDS:
+        misses = fluid(requests, TIERS, prices, speed, MOST)
+        counts = tuple(timetable(misses, (1.0 - KEEPS) * len(requests), warm_up_s))
         outcome = run(Job(day=day, seed=seed, warm_up_s=warm_up_s, counts=counts))
         if outcome.met >= KEEPS:
             break

@@ -23,6 +23,7 @@ from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 AHEAD_S = 120.0  # the least time to look ahead
 MISSED = 0.01  # the part of the requests that may miss their SLO
+HELD_S = 300.0  # what was asked is kept so long while more missed than may
 EARNED_S = 3600.0  # more or fewer than those that missed may miss within this time
 TIERS_LIMIT = 64
 BARE = 0.1  # a replica has at least this part of its time beside passes
@@ -119,7 +120,8 @@ class ScalingCore:
 
     def needed(self, model: str, now_unix_s: float) -> ReplicasNeeded:
         """The replicas needed. What was asked for is kept for LATE_S: so long a jump is taken for
-        chance.
+        chance. While more than may have missed their SLO, it is kept for HELD_S: a burst that came
+        as a surprise may come again.
         """
         ahead_s = max(AHEAD_S, self._warm_up_s)
         needs = self._needs(now_unix_s, ahead_s)
@@ -132,7 +134,8 @@ class ScalingCore:
         while self._asked and self._asked[-1].replicas <= replicas:
             self._asked.pop()
         self._asked.append(Asked(now_unix_s, replicas, tier, why))
-        while self._asked[0].at_unix_s < now_unix_s - LATE_S:
+        kept_s = HELD_S if self._debt > 0.0 else LATE_S
+        while self._asked[0].at_unix_s < now_unix_s - kept_s:
             self._asked.popleft()
         asked = self._asked[0]
         rows = {name: need.rounded for name, need in needs.items()}
@@ -143,11 +146,20 @@ class ScalingCore:
             at_unix_s=now_unix_s,
             replicas=asked.replicas,
             tier=asked.tier,
-            why=asked.why,
+            why=asked.why + self._kept(asked, now_unix_s),
             tiers=[TierNeed(name, count) for name, count in rows.items()],
             serving=serving,
             ahead_s=ahead_s,
         )
+
+    def _kept(self, asked: Asked, now_unix_s: float) -> str:
+        ago_s = now_unix_s - asked.at_unix_s
+        if ago_s < 1.0:
+            return ""
+        kept = f"; that was {ago_s:.0f} s ago"
+        if ago_s > LATE_S:
+            kept += f", and {self._debt:.0f} requests too many missed their SLO"
+        return kept
 
     def _may_miss(self, rate: float) -> float:
         """The part of the requests that may miss: so many fewer or more as more or fewer did."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.scaling.loss import MOST, deviations, lost
-from shared.core.scaling.scaling import EARNED_S, MISSED, ScalingCore
+from shared.core.scaling.scaling import EARNED_S, HELD_S, MISSED, ScalingCore
 from shared.core.scaling.tally import ArrivalTally
 from shared.core.scaling.tier_load import KEPT_S
 from shared.core.scaling.trend import LATE_S, trend_of
@@ -137,6 +137,20 @@ def test_the_more_miss_the_larger_is_the_reserve_and_an_hour_s_misses_count() ->
     assert asked(hour // 2, 0) > asked(0, 0) > asked(0, 50 * hour)
     assert asked(3 * hour, 0) == asked(2 * hour, 0)
     assert asked(100, 9_900) == pytest.approx(asked(0, 0)), "as many missed as may"
+
+
+def test_while_more_missed_than_may_replicas_are_kept_for_the_next_burst() -> None:
+    load = Load()
+    high = load.seconds(300, "chat", 60, CHAT).replicas
+    for _ in range(50):
+        load.core.ended(Ended(tier="chat", verdict=verdict(met=False)), load.now_s)
+    for _ in range(int(HELD_S) - 1):
+        kept = load.second({"chat": 1}, {"chat": CHAT})
+    assert kept.replicas == high
+    assert kept.why.endswith(" s ago, and 50 requests too many missed their SLO")
+    for _ in range(5000):
+        load.core.ended(Ended(tier="chat", verdict=verdict(met=True)), load.now_s)
+    assert load.second({"chat": 1}, {"chat": CHAT}).replicas < high
 
 
 def test_a_core_that_has_heard_nothing_yet_stops_no_replica() -> None:
