@@ -13,6 +13,7 @@ from loadgen.simulator.elastic.law import Fleet, OurLaw, Scaling
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
+from loadgen.simulator.virtual_fleet import ANNOUNCE_S, STAYS_S
 from shared.rules.tiers import DEMO_3
 from shared.schemas import Announce, Record
 from tests.loadgen.planned import drawn
@@ -83,6 +84,19 @@ def test_a_replica_that_leaves_hands_its_requests_on() -> None:
     result = run(planned, Scaling(law=partial(One, 0), warm_up_s=0.0))
     assert result.drained > 0
     assert all(verdict is not None and verdict.output_tokens for verdict in result.verdicts)
+
+
+@pytest.mark.parametrize("rate", [0.01, 8.0])
+def test_a_replica_that_leaves_costs_until_it_has_left(rate: float) -> None:
+    class One(Erratic):
+        def wanted(self, fleet: Fleet) -> int:
+            return 1
+
+    planned = drawn("mix", rate, 200.0 if rate < 1 else 10.0, 1)
+    result = run(planned, Scaling(law=partial(One, 0), warm_up_s=0.0))
+    left_s = result.replica_s - result.simulated_s - 1.0  # it is told to leave after a second
+    assert 0.0 <= left_s <= STAYS_S + ANNOUNCE_S
+    assert (left_s > 0.0) == (rate > 1)
 
 
 def test_a_replica_costs_from_the_decision_to_start_it() -> None:
