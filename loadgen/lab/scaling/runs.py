@@ -18,6 +18,7 @@ DROWNED = 0.3
 QUEUE = 0.5  # requests that wait, a replica: of 0.5 and 2 it costs less, on seed 1
 LAWS: Mapping[str, Callable[[float], Law]] = {
     "ours": OurLaw,
+    "ours, 0.1 % may miss": lambda warm_up_s: OurLaw(warm_up_s, 0.001),
     "HPA, queue": lambda _: QueueLength(QUEUE),
     "llm-d": lambda _: Saturation(),
     "Dynamo": lambda _: Planner(3.0, 0.15),

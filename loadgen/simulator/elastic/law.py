@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.core.scaling.scaling import ScalingCore
+from shared.core.scaling.scaling import MAY_MISS, ScalingCore
 from shared.core.scaling.tally import ArrivalTally
 from shared.schemas import Announce, Digest, Ended, Record
 
@@ -53,8 +53,8 @@ class OurLaw:
 
     every_s = 1.0
 
-    def __init__(self, warm_up_s: float) -> None:
-        self.core = ScalingCore(warm_up_s, 0.0)
+    def __init__(self, warm_up_s: float, may_miss: float = MAY_MISS) -> None:
+        self.core = ScalingCore(warm_up_s, 0.0, may_miss)
         self._tally = ArrivalTally(lambda _: "")
 
     def announced(self, announce: Announce) -> None:

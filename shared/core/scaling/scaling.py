@@ -22,9 +22,9 @@ from shared.schemas import Announce, Digest, Ended, ReplicasNeeded, TierNeed, Wo
 from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 AHEAD_S = 120.0  # the least time to look ahead
-MISSED = 0.01  # the part of the requests that may miss their SLO
+MAY_MISS = 0.01  # the part of the requests that may miss their SLO
 HELD_S = 300.0  # what was asked is kept so long while more missed than may
-EARNED_S = 3600.0  # more or fewer than those that missed may miss within this time
+EARNED_S = 3600.0  # too many misses are made up for within this time, and too few are used up
 TIERS_LIMIT = 64
 BARE = 0.1  # a replica has at least this part of its time beside passes
 
@@ -57,11 +57,12 @@ class Asked(NamedTuple):
 
 class ScalingCore:
     """The forecast of one model. `warm_up_s`: the time from the decision to start a replica until
-    it serves.
+    it serves. `may_miss`: the part of the requests that may miss their SLO.
     """
 
-    def __init__(self, warm_up_s: float, now_unix_s: float) -> None:
+    def __init__(self, warm_up_s: float, now_unix_s: float, may_miss: float = MAY_MISS) -> None:
         self._warm_up_s, self._began_unix_s = warm_up_s, now_unix_s
+        self._may_miss = may_miss
         self._tiers: dict[str, TierLoad] = {}
         self._digests: dict[ReplicaId, Digest] = {}
         self._prices: Prices | None = None
@@ -114,7 +115,7 @@ class ScalingCore:
         else:
             load.ended(verdict.output_tokens)
         missed = ended.requests if verdict is None or not verdict.slo_met else 0
-        self._debt += missed - MISSED * ended.requests
+        self._debt += missed - self._may_miss * ended.requests
 
     # ------------------------------------------------------------ what follows
 
@@ -161,11 +162,13 @@ class ScalingCore:
             kept += f", and {self._debt:.0f} requests too many missed their SLO"
         return kept
 
-    def _may_miss(self, rate: float) -> float:
-        """The part of the requests that may miss: so many fewer or more as more or fewer did."""
-        hour = MISSED * rate * EARNED_S
+    def _loss(self, rate: float) -> float:
+        """The part that the reserve may lose: so much more or less than may miss as fewer or more
+        did, of what comes within EARNED_S.
+        """
+        hour = self._may_miss * rate * EARNED_S
         self._debt = min(max(self._debt, -hour), hour)
-        return MISSED * (1.0 - self._debt / hour) if hour else MISSED
+        return self._may_miss * (1.0 - self._debt / hour) if hour else self._may_miss
 
     def _needs(self, now_unix_s: float, ahead_s: float) -> dict[str, Need]:
         """The need of each tier, beside those that are due sooner."""
@@ -174,7 +177,7 @@ class ScalingCore:
             return {}
         needs: dict[str, Need] = {}
         trends = {name: load.trend(now_unix_s, ahead_s) for name, load in self._tiers.items()}
-        may_miss = self._may_miss(sum(load.rate for load in self._tiers.values()))
+        loss = self._loss(sum(load.rate for load in self._tiers.values()))
         now = ahead = variance = lost = 0.0
         owed: list[tuple[float, float]] = []  # (seconds until it is due, work)
         pace_s = LOOSE_S
@@ -186,7 +189,7 @@ class ScalingCore:
                 now += trend.now
                 ahead += max(trend.now, trend.ahead)
                 variance += load.prefill_variance
-                lost += may_miss * load.rate * load.longest_s(prices)
+                lost += loss * load.rate * load.longest_s(prices)
                 pace_s = min(pace_s, load.pace_s)
             share = max(1.0 - prices.batch_s / pace_s, BARE)
             horizons = [*owed] if load.whole else [*owed, (load.due_s, 0.0)]

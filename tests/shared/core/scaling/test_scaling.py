@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.scaling.loss import MOST, deviations, lost
-from shared.core.scaling.scaling import EARNED_S, HELD_S, MISSED, ScalingCore
+from shared.core.scaling.scaling import EARNED_S, HELD_S, MAY_MISS, ScalingCore
 from shared.core.scaling.tally import ArrivalTally
 from shared.core.scaling.tier_load import KEPT_S
 from shared.core.scaling.trend import LATE_S, trend_of
@@ -133,7 +133,7 @@ def test_the_more_miss_the_larger_is_the_reserve_and_an_hour_s_misses_count() ->
                 load.core.ended(ended, load.now_s)
         return float(load.core.needed("m", load.now_s).why.split()[-2])
 
-    hour = round(MISSED * 20 * EARNED_S)
+    hour = round(MAY_MISS * 20 * EARNED_S)
     assert asked(hour // 2, 0) > asked(0, 0) > asked(0, 50 * hour)
     assert asked(3 * hour, 0) == asked(2 * hour, 0)
     assert asked(100, 9_900) == pytest.approx(asked(0, 0)), "as many missed as may"
