@@ -17,7 +17,7 @@ CHAIN_TOKENS = 64
 _BYTES = 8
 _PART = struct.Struct("<qqq")
 
-Chain = Sequence[int]
+Chain = Sequence[int]  # 8-byte hashes
 
 
 class Piece(NamedTuple):
@@ -94,30 +94,31 @@ class Kept:
     __slots__ = ("chain", "named", "owned")
 
     def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+        self.chain = list(chain)
         self.named = 0  # blocks of the chain that are in the cache, or another's copy of them is
         self.owned: list[int] = []  # in order
 
 
 class PrefixCache:
-    """The blocks of texts whose KV is known by a hash, and their owners. A block outlives its
-    owners: then it is idle, may be found again, and gives way when its room is needed: that which
-    was left longest ago first, the end of a text before its beginning.
+    """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
+    their owners. A block outlives its owners: then it is idle, may be found again, and gives way
+    when its room is needed: that which was left longest ago first, the end of a text before its
+    beginning.
 
-    At most `capacity_blocks` are idle, and fewer where `fit` is told so.
+    All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
+    idle, and fewer where `fit` is told so.
     """
 
-    def __init__(self, capacity_blocks: int) -> None:
+    def __init__(self, capacity_blocks: int, block_tokens: int = CHAIN_TOKENS) -> None:
+        assert CHAIN_TOKENS % block_tokens == 0, "a hash covers whole blocks"
         self._capacity_blocks = capacity_blocks
-        self._owners: dict[int, int] = {}
+        self._block_tokens, self._each = block_tokens, CHAIN_TOKENS // block_tokens
+        self._owners: dict[int, int] = {}  # by hash
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self.shared = 0  # the sum of all owners beyond the first of each block
-
-    def __len__(self) -> int:
-        return len(self._owners)
+        self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
 
     def match(self, chain: Chain) -> int:
-        """The number of blocks that are here, from the first on until one is missing."""
+        """The number of hashes that are known, from the first on until one is not."""
         owners = self._owners
         for found, block in enumerate(chain):
             if block not in owners:
@@ -125,22 +126,22 @@ class PrefixCache:
         return len(chain)
 
     def idle(self, chain: Chain) -> int:
-        """The number of these blocks that nobody owns."""
-        return sum(block in self._idle for block in chain)
+        """The number of blocks under these hashes that nobody owns."""
+        return self._each * sum(block in self._idle for block in chain)
 
-    def take(self, kept: Kept, blocks: int) -> None:
-        """The request, which owns nothing, begins with so many blocks, which `match` found."""
-        for block in kept.chain[:blocks]:
+    def take(self, kept: Kept, hashes: int) -> None:
+        """The request, which owns nothing, begins with so many hashes, which `match` found."""
+        for block in kept.chain[:hashes]:
             self._idle.pop(block, None)
             owners = self._owners[block] + 1
             self._owners[block] = owners
-            self.shared += owners > 1
+            self.shared += self._each if owners > 1 else 0
             kept.owned.append(block)
-        kept.named = blocks
+        kept.named = hashes
 
     def name(self, kept: Kept, computed_tokens: int) -> None:
-        """The KV of so many tokens of the request is final: their blocks may be found. A block that
-        is here already stays, and this copy of it is nobody else's.
+        """The KV of so many tokens of the request is final: it may be found. A hash that is known
+        already keeps its blocks, and this copy of them is nobody else's.
         """
         full = min(computed_tokens // CHAIN_TOKENS, len(kept.chain))
         for block in kept.chain[kept.named : full]:
@@ -155,7 +156,7 @@ class PrefixCache:
             owners = self._owners[block] - 1
             self._owners[block] = owners
             if owners:
-                self.shared -= 1
+                self.shared -= self._each
             else:
                 self._idle[block] = None
         kept.owned.clear()
@@ -164,13 +165,52 @@ class PrefixCache:
 
     def fit(self, room_blocks: int) -> None:
         """At most so many idle blocks stay."""
-        while len(self._idle) > room_blocks:
+        most = max(room_blocks, 0) // self._each
+        while len(self._idle) > most:
             del self._owners[self._idle.popitem(last=False)[0]]
 
-    def clear(self) -> None:
-        self._owners.clear()
-        self._idle.clear()
-        self.shared = 0
+    # ------------------------------------------------------------ an iteration
+
+    def find(self, entries: Sequence["Entry"], free_blocks: int) -> list[int]:
+        """Lets the entries of an iteration that begin share what others computed. Returns the
+        positions that each found. It is done only where all entries still have room: idle blocks,
+        which count among the free ones, are free no more once they are shared.
+        """
+        spare = free_blocks - sum(
+            self._blocks(each.computed + each.tokens) - self._blocks(each.computed)
+            for each in entries
+        )
+        cached = [0] * len(entries)
+        for n, (kept, computed, known, tokens) in enumerate(entries):
+            if kept is None or computed:
+                continue
+            # at least one token is left to compute
+            found = self.match(kept.chain[: (known - 1) // CHAIN_TOKENS])
+            idle = self.idle(kept.chain[:found])
+            if not found or idle > max(spare, 0):
+                continue
+            self.take(kept, found)
+            cached[n] = has = found * CHAIN_TOKENS
+            new = self._blocks(has + min(tokens, known - has)) - self._blocks(has)
+            spare += self._blocks(tokens) - new - idle
+        return cached
+
+    def fill(self, entries: Sequence["Entry"], free_blocks: int) -> list[bool]:
+        """Makes room for these entries, in order, and says which of them have any. Blocks that were
+        found may have been promised to a plan in flight, whose entries may then have none.
+        """
+        runs = []
+        for _, computed, known, tokens in entries:
+            left = known - computed
+            new = computed + (min(tokens, left) if left > 1 else tokens)
+            more = self._blocks(new) - self._blocks(computed)
+            runs.append(more <= free_blocks)
+            free_blocks -= more if runs[-1] else 0
+        self.fit(free_blocks)
+        return runs
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
 
     def check(self, all_kept: Iterable[Kept]) -> None:
         """Raises AssertionError unless these own all that is owned."""
@@ -179,5 +219,17 @@ class PrefixCache:
             for block in kept.owned:
                 owners[block] = owners.get(block, 0) + 1
         assert owners == self._owners, "a block has lost its owner"
-        assert self.shared == sum(max(0, count - 1) for count in owners.values())
-        assert len(self._idle) <= self._capacity_blocks
+        assert self.shared == self._each * sum(max(0, count - 1) for count in owners.values())
+        assert len(self._idle) * self._each <= self._capacity_blocks
+
+
+class Entry(NamedTuple):
+    """One entry of an iteration: it may compute `tokens` more of the `known` tokens of its text,
+    of which `computed` are. More than are left only where it drafts. `kept` None: nothing of it is
+    known.
+    """
+
+    kept: Kept | None
+    computed: int
+    known: int
+    tokens: int
