@@ -30,6 +30,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
+from shared.prefix import chain_of_pieces
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
@@ -313,7 +314,7 @@ class Simulation:
         self._slos[i] = record.slo
         if self._scaler is not None:
             self._scaler.law.arrived(record)
-        self._fleet.receive(record, body)
+        self._fleet.receive(record, body, chain_of_pieces(planned.text))
 
     def _end(self, record: Record) -> None:
         """A request has ended, with this record."""
