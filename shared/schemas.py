@@ -438,7 +438,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_by: str = ""  # drawn anew for each try to end it: one of these wrote the end
     thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
     model: ShortText = ""  # only replicas of this model take it; empty: any
-    prefix: bytes = b""  # of its prompt (shared/prefixes.py)
+    prefix: bytes = b""  # of its prompt (shared/prefix.py)
 
     @property
     def work_tokens(self) -> int:
@@ -488,7 +488,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""  # of its replica; empty: any
     weight: Weight = 1.0  # of its tenant
     hops_left: Count = 0  # replicas that may be asked if this one declines
-    prefix: bytes = b""  # of its prompt (shared/prefixes.py)
+    prefix: bytes = b""  # of its prompt (shared/prefix.py)
     cached_tokens: Count = 0  # that its replica is expected to have; set by the planner
 
     @property
@@ -818,7 +818,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     decodes_s: Lasted = 0.0
     drafts_s: Lasted = 0.0
     late: bytes = b""  # slots whose first late token came in this iteration
-    # hashes of prefixes (shared/prefixes.py) that the engine now keeps, and those that it dropped
+    # hashes of prefixes (shared/prefix.py) that the engine now keeps, and those that it dropped
     kept: bytes = b""
     dropped: bytes = b""
 

@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
             "perf",
             "models",
             "text",
-            "prefixes",
+            "prefix",
         },
         {"schemas"},
         {"features", "rules"},

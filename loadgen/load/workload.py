@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from loadgen.load.trace import Trace
 from shared.errors import ConfigError
+from shared.prefix import Piece
 
 NORMAL = NormalDist()
 REDRAWS = 1000  # of a pair that does not fit a context; the built-in workloads need two or three
@@ -31,6 +32,9 @@ class Lengths(NamedTuple):
     then: "tuple[Lengths, ...]" = ()
     tier: str = ""  # as recorded; empty: to be drawn
     model: str = ""  # as recorded
+    # as in PlannedRequest (mix.py)
+    pieces: tuple[Piece, ...] = ()
+    answer: int | None = None
 
 
 class LengthSource(Protocol):

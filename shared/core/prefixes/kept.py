@@ -1,5 +1,5 @@
 """The index of a replica: the prefixes that its engine keeps, as its acks tell, and so the part of
-a prompt that it will find there. A prefix (shared/prefixes.py) is found as far as all its hashes
+a prompt that it will find there. A prefix (shared/prefix.py) is found as far as all its hashes
 are kept.
 """
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shared.prefixes import TOKENS, hashes_of
+from shared.prefix import CHAIN_TOKENS, PLACES, hashes_of
 from shared.schemas import Offer
 
 LIMIT = 1 << 18  # hashes; an engine of 16 million tokens has no more
@@ -77,4 +77,4 @@ class KeptPrefixes:
 
 
 def _tokens(count: int) -> int:
-    return TOKENS[count - 1] if count else 0
+    return CHAIN_TOKENS * PLACES[count - 1] if count else 0
