@@ -552,6 +552,23 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+    # hashes of prefixes (shared/prefix.py) that it keeps and dropped since the digest before, and
+    # the number of digests that told any
+    prefix_seq: Count = 0
+    prefixes_kept: bytes = b""
+    prefixes_dropped: bytes = b""
+    cached_tokens: Count = 0  # of the prompt that is to be placed; set by the router
+
+
+class AskPrefixes(Struct, frozen=True, kw_only=True):
+    """The question to a planner for all prefixes that its replica keeps."""
+
+
+class Prefixes(Struct, frozen=True, kw_only=True):
+    """The answer: the newest of them, as they stand after the digest of this number."""
+
+    seq: Count
+    kept: bytes = b""
 
 
 # ---------------------------------------------------------------- relegation -> admission
