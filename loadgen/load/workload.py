@@ -13,9 +13,10 @@ from random import Random
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
+from loadgen.load.rows.row import TraceRow
 from loadgen.load.trace import Trace
 from shared.errors import ConfigError
-from shared.prefix import Piece
+from shared.prefix import Piece, pieces_of_ids
 
 NORMAL = NormalDist()
 REDRAWS = 1000  # of a pair that does not fit a context; the built-in workloads need two or three
@@ -388,8 +389,18 @@ class Rows:
     def draw(self, index: int, rank: int, rng: Random) -> Lengths:
         rows = self.trace.rows
         row = rows[index] if self.in_order else rows[rng.randrange(len(rows))]
-        lengths = row.prompt_tokens, row.output_tokens, row.application
-        return Lengths(*lengths, tier=row.tier, model=row.model)
+        return self._lengths(row)._replace(then=tuple(self._lengths(each) for each in row.then))
+
+    def _lengths(self, row: TraceRow) -> Lengths:
+        return Lengths(
+            row.prompt_tokens,
+            row.output_tokens,
+            row.application,
+            pause_s=row.pause_s,
+            tier=row.tier,
+            model=row.model,
+            pieces=pieces_of_ids(row.ids, self.trace.id_tokens, row.prompt_tokens),
+        )
 
 
 def named_workload(name: str, context_tokens: int) -> Synthetic:
