@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from loadgen.simulator.elastic.law import Scaling
 from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.misjudged import BatchTime
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
@@ -47,6 +48,7 @@ class EngineFacts(NamedTuple):
     draft: DraftCost
     # The most drafts of a chain, for an engine that verifies no trees, as vLLM; 0: trees.
     longest_chain: int = 0
+    batch_s: BatchTime | None = None  # the seconds of an iteration; None: as its profile says
 
 
 class ServedModel(NamedTuple):
