@@ -91,6 +91,7 @@ class NatsSender:
             elif isinstance(event, End):
                 verdict = event.verdict
                 outcome.server_met = verdict.slo_met
+                outcome.cached_tokens = verdict.cached_tokens
                 outcome.relegated = outcome.relegated or verdict.relegated
                 outcome.end(verdict.finish_reason, verdict.message)
 
