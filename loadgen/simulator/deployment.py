@@ -26,6 +26,11 @@ class ReplicaFacts:
     context_tokens: int = 8192
     max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
 
+    @property
+    def kv_tokens(self) -> int | None:
+        """The KV's tokens; None: as the profile states them."""
+        return self.kv_blocks * self.block_tokens or None
+
     def resolved(self, kv_capacity_tokens: int) -> "ReplicaFacts":
         """These limits, with `kv_blocks` from the profile's KV capacity and a context that fits."""
         kv_blocks = self.kv_blocks or kv_capacity_tokens // self.block_tokens
