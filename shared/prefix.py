@@ -3,10 +3,15 @@
 The chain of a text has a hash for each full block of CHAIN_TOKENS tokens; hash i covers all tokens
 to the end of block i. So two texts begin alike for as many blocks as their chains do. The hash is
 blake2b, cut to 8 bytes, so no client can make its text pass for another's.
+
+Messages carry the *prefix* of a prompt: the hashes of its chain at PLACES, which lie a block apart
+up to DENSE blocks, then twice as far apart at each doubling. So the prefix of a long prompt stays
+short, and what is found by it falls short by at most a part in DENSE / 2.
 """
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,10 +19,24 @@ from typing import NamedTuple
 import numpy as np
 
 CHAIN_TOKENS = 64
+DENSE = 64
+LIMIT = 1 << 15  # blocks: two million tokens; those beyond have no place
 _BYTES = 8
 _PART = struct.Struct("<qqq")
 
 Chain = Sequence[int]  # 8-byte hashes
+
+
+def _places() -> list[int]:
+    places = list(range(1, DENSE + 1))
+    while places[-1] < LIMIT:
+        step = 2 * places[-1] // DENSE
+        places += range(places[-1] + step, 2 * places[-1] + 1, step)
+    return places
+
+
+PLACES = _places()  # the number of blocks before each hash of a prefix
+IS_PLACE = frozenset(PLACES)
 
 
 class Piece(NamedTuple):
@@ -80,6 +99,23 @@ def chain_of_ids(
     return chain_of_pieces(pieces_of_ids(ids, id_tokens, prompt_tokens), salt)
 
 
+def prefix_of(chain: Chain) -> bytes:
+    """The prefix of a prompt by its chain."""
+    return pack_hashes([chain[place - 1] for place in PLACES[: bisect_right(PLACES, len(chain))]])
+
+
+def pack_hashes(hashes: Sequence[int]) -> bytes:
+    if not hashes:
+        return b""
+    return np.array(hashes, dtype="<u8").tobytes()
+
+
+def hashes_of(prefix: bytes) -> list[int]:
+    """The hashes of a prefix, or of another column of them; an odd rest is none."""
+    hashes: list[int] = np.frombuffer(prefix, "<u8", len(prefix) // _BYTES).tolist()
+    return hashes
+
+
 def _before(chain: Chain, salt: bytes) -> bytes:
     return chain[-1].to_bytes(_BYTES, "little") if chain else _digest(salt)
 
@@ -116,6 +152,16 @@ class PrefixCache:
         self._owners: dict[int, int] = {}  # by hash
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
+        self._changes: dict[int, bool] = {}  # by hash of a prefix: it is known, or no longer
+        self._places: set[int] = set()  # the known hashes of prefixes
+
+    def changes(self) -> tuple[list[int], list[int]]:
+        """The hashes of prefixes that have come to be known, and that no longer are, since the last
+        call.
+        """
+        changes, self._changes = self._changes, {}
+        kept = [each for each, known in changes.items() if known]
+        return kept, [each for each, known in changes.items() if not known]
 
     def match(self, chain: Chain) -> int:
         """The number of hashes that are known, from the first on until one is not."""
@@ -144,10 +190,13 @@ class PrefixCache:
         already keeps its blocks, and this copy of them is nobody else's.
         """
         full = min(computed_tokens // CHAIN_TOKENS, len(kept.chain))
-        for block in kept.chain[kept.named : full]:
+        for number, block in enumerate(kept.chain[kept.named : full], kept.named + 1):
             if block not in self._owners:
                 self._owners[block] = 1
                 kept.owned.append(block)
+                if number in IS_PLACE:
+                    self._places.add(block)
+                    self._changes[block] = True
         kept.named = max(kept.named, full)
 
     def release(self, kept: Kept) -> None:
@@ -167,7 +216,11 @@ class PrefixCache:
         """At most so many idle blocks stay."""
         most = max(room_blocks, 0) // self._each
         while len(self._idle) > most:
-            del self._owners[self._idle.popitem(last=False)[0]]
+            block = self._idle.popitem(last=False)[0]
+            del self._owners[block]
+            if block in self._places:
+                self._places.remove(block)
+                self._changes[block] = False
 
     # ------------------------------------------------------------ an iteration
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec.structs import replace
+
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
 from loadgen.simulator.elastic.scaler import Scaler
 from loadgen.simulator.misjudged import MisjudgedLengths, stretched
@@ -30,7 +32,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
-from shared.prefix import chain_of_pieces
+from shared.prefix import CHAIN_TOKENS, chain_of_pieces, prefix_of
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
@@ -315,7 +317,11 @@ class Simulation:
         self._slos[i] = record.slo
         if self._scaler is not None:
             self._scaler.law.arrived(record)
-        self._fleet.receive(record, body, chain_of_pieces(planned.text))
+        chain = chain_of_pieces(planned.text)
+        if chain:
+            prompt = chain[: record.prompt_tokens // CHAIN_TOKENS]
+            record = replace(record, prefix=prefix_of(prompt))
+        self._fleet.receive(record, body, chain)
 
     def _end(self, record: Record) -> None:
         """A request has ended, with this record."""

@@ -62,8 +62,7 @@ class VirtualWorker:
         self._queue: deque[BatchPlan] = deque()
         self._running: Running | None = None
         self._requests: dict[int, HeldRequest] = {}
-        self._next_seq, self._ack_seq = 1, 0
-        slots = announce.max_slots
+        self._next_seq, self._ack_seq, slots = 1, 0, announce.max_slots
         self._here = np.zeros(slots, dtype=np.bool_)
         self._prompt: Ints = np.zeros(slots, dtype=np.int32)
         self._known: Ints = np.zeros(slots, dtype=np.int32)  # prompt and output tokens
@@ -367,11 +366,11 @@ class VirtualWorker:
         ended += sorted(running.ending)
         shared_blocks, tokens, cached = self._prefixes.shared_blocks, running.tokens, b""
         if running.found is not None:
-            slots, tokens, emitted, drafted, cached = running.found.columns(
-                tokens, emitted, drafted
-            )
+            columns = running.found.columns(tokens, emitted, drafted)
+            slots, tokens, emitted, drafted, cached = columns
         overs = [self._over(slot, why) for slot, why in ended]
         self._ack_seq += 1
+        kept, dropped = self._prefixes.changes()
         ack = PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
@@ -395,6 +394,8 @@ class VirtualWorker:
             ended_unix_s=ended_unix_s,
             exec_s=exec_s,
             idle_s=idle_s,
+            kept=kept,
+            dropped=dropped,
         )
         return ack, overs
 

@@ -7,7 +7,7 @@ import numpy as np
 from loadgen.simulator.iteration.running import Found
 from shared.columns import Indices, Ints
 from shared.policy.seam import Bools
-from shared.prefix import Chain, Entry, Kept, PrefixCache
+from shared.prefix import Chain, Entry, Kept, PrefixCache, pack_hashes
 from shared.schemas import Announce, Resume
 
 
@@ -102,6 +102,11 @@ class Prefixes:
         for slot in slots[self._unnamed[slots]].tolist():
             self._cache.name(self._kept[slot], int(self._computed[slot]))
             self._unnamed[slot] = not decoding[slot]
+
+    def changes(self) -> tuple[bytes, bytes]:
+        """The hashes of prefixes that are known since the last call, and that no longer are."""
+        kept, dropped = self._cache.changes()
+        return pack_hashes(kept), pack_hashes(dropped)
 
     @property
     def _free_blocks(self) -> int:
