@@ -1,7 +1,7 @@
 """An independent judge of prefix caches: the same trace through this simulator and through that of
 Dynamo (`ai-dynamo-runtime`, its mocker of vLLM), with one timing.
 
-The timing of the mocker is compiled in, so this simulator takes it: [dynamo] the polynomial of
+The timing of the mocker is compiled in, so this simulator takes it: the polynomial of its
 `perf_model.rs`. Both schedule as vLLM does in chunks.
 """
 
