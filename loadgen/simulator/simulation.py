@@ -154,6 +154,7 @@ class Served:
         if engine is not None:
             own = profiles.load(engine.profile)
             own_draft = draft_of(own, engine.draft)
+        batch_s = own.batch_s if engine is None or engine.batch_s is None else engine.batch_s
         return Served(
             name=model.name,
             announced=model.name or file.model,
@@ -161,7 +162,7 @@ class Served:
             profile=profile,
             draft=draft,
             facts=deployment.facts.resolved(file.kv_capacity_tokens),
-            batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
+            batch_s=batch_s if times == 1.0 else stretched(batch_s, times),
             engine_draft=own_draft,
             longest_chain=0 if engine is None else engine.longest_chain,
         )
