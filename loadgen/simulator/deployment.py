@@ -1,15 +1,17 @@
 """Describes the deployment that serves a simulation: a policy over replicas of a profile."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from loadgen.simulator.elastic.law import Scaling
 from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.misjudged import BatchTime
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
+from shared.routing.pipeline import Router
 
 # The default of the mean probability that the first token of a draft is accepted: a choice of
 # ours.
@@ -24,6 +26,11 @@ class ReplicaFacts:
     block_tokens: int = 16
     context_tokens: int = 8192
     max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """The KV's tokens; None: as the profile states them."""
+        return self.kv_blocks * self.block_tokens or None
 
     def resolved(self, kv_capacity_tokens: int) -> "ReplicaFacts":
         """These limits, with `kv_blocks` from the profile's KV capacity and a context that fits."""
@@ -47,6 +54,7 @@ class EngineFacts(NamedTuple):
     draft: DraftCost
     # The most drafts of a chain, for an engine that verifies no trees, as vLLM; 0: trees.
     longest_chain: int = 0
+    batch_s: BatchTime | None = None  # the seconds of an iteration; None: as its profile says
 
 
 class ServedModel(NamedTuple):
@@ -75,6 +83,7 @@ class Deployment:
     models: several models, in place of `profile` and `replicas`. Their replicas are numbered in
         this order, and each draft costs what the profile states, unless `draft` is 0.
     scaling: replicas come and go; `replicas` serve from the start.
+    router: makes the router, in place of the policy's own.
     """
 
     policy: str
@@ -91,6 +100,7 @@ class Deployment:
     length_times: float = 1.0
     outages: Sequence[Outage] = ()
     scaling: Scaling | None = None
+    router: Callable[[], Router] | None = None
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()
