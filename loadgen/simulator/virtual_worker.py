@@ -177,10 +177,9 @@ class VirtualWorker:
             selection = along(selection, np.flatnonzero(~gone).tolist())
         if self._prefixes.any:
             found = self._find(slots, caps, selection)
-        if found is not None and not found.runs.all():
+        if found is not None:
             slots, caps = slots[found.runs], caps[found.runs]
-            if selection is not None:
-                selection = along(selection, np.flatnonzero(found.runs).tolist())
+            selection = found.of(selection)
         if selection is not None and len(slots):
             drafting = self._drafting(selection, slots, caps)
             exec_s = drafting.begin(now_unix_s)
