@@ -439,6 +439,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
     model: ShortText = ""  # only replicas of this model take it; empty: any
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
+    salt: str = ""  # whose prompts share KV with its own: those of one tenant, or of all that share
 
     @property
     def work_tokens(self) -> int:
@@ -552,6 +553,23 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+    # hashes of prefixes (shared/prefix.py) that it keeps and dropped since the digest before, and
+    # the number of digests that told any
+    prefix_seq: Count = 0
+    prefixes_kept: bytes = b""
+    prefixes_dropped: bytes = b""
+    cached_tokens: Count = 0  # of the prompt that is to be placed; set by the router
+
+
+class AskPrefixes(Struct, frozen=True, kw_only=True):
+    """The question to a planner for all prefixes that its replica keeps."""
+
+
+class Prefixes(Struct, frozen=True, kw_only=True):
+    """The answer: the newest of them, as they stand after the digest of this number."""
+
+    seq: Count
+    kept: bytes = b""
 
 
 # ---------------------------------------------------------------- relegation -> admission

@@ -365,6 +365,8 @@ class VirtualFleet:
     def _receive_digest(self, digest: Digest) -> None:
         self._digest_at_s[digest.replica] = digest.at_unix_s
         self._admit(admission.Heard(digest))
+        for replica in self._admission.lacking:
+            self._admit(admission.Told(replica, self._replicas[replica].core.kept.all()))
         self._pool(relegation.Heard(digest))
 
     def check(self) -> None:

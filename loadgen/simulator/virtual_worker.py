@@ -97,9 +97,7 @@ class VirtualWorker:
         """Take a request in. `times` has the instants of the tokens of earlier attempts, and
         receives those to come. `chain`: of its prompt and its output; one without shares nothing.
         """
-        assert hold.attempt == record.attempt and not self._here[hold.slot], (
-            f"slot {hold.slot} of {self._announce.replica}"
-        )
+        assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot}"
         made = record.resume.measure.tokens
         assert made == len(times)
         sampling = body.sampling
@@ -136,9 +134,7 @@ class VirtualWorker:
         return OfferAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
-        assert plan.seq == self._next_seq, (
-            f"{self._announce.replica}: plan {plan.seq} came for {self._next_seq}"
-        )
+        assert plan.seq == self._next_seq, f"plan {plan.seq} came for {self._next_seq}"
         self._next_seq += 1
         self._queue.append(plan)
 
@@ -152,11 +148,8 @@ class VirtualWorker:
         plan = self._queue.popleft()
         ending: list[tuple[int, str]] = []
         if plan.released:
-            ending = [
-                (s, why)
-                for s, why in zip(unpack_list(plan.released), plan.released_why, strict=True)
-                if self._here[s]
-            ]
+            released = zip(unpack_list(plan.released), plan.released_why, strict=True)
+            ending = [(slot, why) for slot, why in released if self._here[slot]]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
             self._prefixes.clear(slot)
             self._drafted[slot], self._decoding[slot] = 0, False

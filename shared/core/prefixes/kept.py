@@ -4,21 +4,28 @@ are kept.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
-from shared.prefix import CHAIN_TOKENS, PLACES, hashes_of
-from shared.schemas import Offer
+from shared.prefix import CHAIN_TOKENS, PLACES, hashes_of, pack_hashes
+from shared.schemas import Offer, Prefixes
 
 LIMIT = 1 << 18  # hashes; an engine of 16 million tokens has no more
+TOLD_LIMIT = 1024  # hashes in a digest: 8 KiB
+ALL_LIMIT = 1 << 15  # hashes that a router is told of one replica at once: 256 KiB
 
 
 class KeptPrefixes:
-    """The index of one incarnation. `block_tokens`, `snapshot`: of its engine, at the resync."""
+    """The index of one incarnation. `block_tokens`, `snapshot`: of its engine, at the resync.
+    `first_seq`: where the numbers of the digests begin, unless the engine keeps nothing.
+    """
 
-    def __init__(self, block_tokens: int = 1, snapshot: bytes = b"") -> None:
+    def __init__(self, block_tokens: int = 1, snapshot: bytes = b"", first_seq: int = 0) -> None:
         self._block_tokens = block_tokens
-        self._kept = set(hashes_of(snapshot))
+        self._kept = dict.fromkeys(hashes_of(snapshot))  # the newest last
+        self._seq = first_seq if self._kept else 0
+        self._untold: dict[int, bool] = {}  # kept or dropped since the last digest
         self._found: dict[int, tuple[bytes, list[int], int]] = {}  # by slot
 
     def __bool__(self) -> bool:
@@ -26,10 +33,28 @@ class KeptPrefixes:
 
     def change(self, kept: bytes, dropped: bytes) -> None:
         """An iteration has made the engine keep and drop these hashes."""
-        if dropped:
-            self._kept.difference_update(hashes_of(dropped))
-        if kept and len(self._kept) < LIMIT:
-            self._kept.update(hashes_of(kept))
+        for each in hashes_of(dropped):
+            self._kept.pop(each, None)
+            self._untold[each] = False
+        for each in hashes_of(kept) if len(self._kept) < LIMIT else ():
+            self._kept[each] = None
+            self._untold[each] = True
+
+    def tell(self) -> tuple[int, bytes, bytes]:
+        """The number of the next digest that tells changes, and what is kept and dropped since the
+        one before. A digest has room for TOLD_LIMIT of them.
+        """
+        told = list(islice(self._untold.items(), TOLD_LIMIT))
+        self._seq += bool(told)
+        for each, _ in told:
+            del self._untold[each]
+        kept = pack_hashes([each for each, stays in told if stays])
+        return self._seq, kept, pack_hashes([each for each, stays in told if not stays])
+
+    def all(self) -> Prefixes:
+        """All that is kept, as far as routers are told: the newest."""
+        first = max(0, len(self._kept) - ALL_LIMIT)
+        return Prefixes(seq=self._seq, kept=pack_hashes(list(islice(self._kept, first, None))))
 
     def found(self, waiting: Sequence[tuple[int, bytes]]) -> list[int]:
         """The tokens that each of these requests, by slot and prefix, will find. It is to be called

@@ -30,6 +30,7 @@ def digest_of(
     now_unix_s: float,
     free_slots: int,
     best_effort_waiting: int,
+    prefixes: tuple[int, bytes, bytes],
 ) -> Digest:
     """The digest. `reserved`: offers accepted and on the way to the worker. Surplus is reported
     while fewer than `best_effort_waiting` best-effort requests wait for their prefill.
@@ -73,6 +74,9 @@ def digest_of(
         context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
+        prefix_seq=prefixes[0],
+        prefixes_kept=prefixes[1],
+        prefixes_dropped=prefixes[2],
     )
 
 

@@ -81,7 +81,7 @@ class ReplicaCore:
         self._desk = OfferDesk()
         self._planned = PlannedAhead()
         self._leaving = Leaving()
-        self._kept = KeptPrefixes()
+        self.kept = KeptPrefixes()
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
         self._idle = True  # the policy had nothing to run and nothing has happened since
@@ -166,7 +166,7 @@ class ReplicaCore:
             epoch=self._epoch,
             ack_seq=event.ack_seq,
         )
-        self._kept = KeptPrefixes(facts.block_tokens, event.kept)
+        self.kept = KeptPrefixes(facts.block_tokens, event.kept, self._epoch << 20)
         self._planned.forget()
         self._expired.clear()
         self._next_expiry_unix_s = math.inf
@@ -175,8 +175,7 @@ class ReplicaCore:
         for entry in self._desk.begin(facts.max_slots, event.entries, before):
             self._admit_row(entry, now_unix_s)
         self._table.share(event.shared_blocks, event.draft_shared_blocks)
-        self.synced = True
-        self._idle = False
+        self.synced, self._idle = True, False
         self._last_end_unix_s = now_unix_s
 
     def _on_heartbeat(self, announce: Announce, receivers: int) -> None:
@@ -224,7 +223,7 @@ class ReplicaCore:
     def _on_acked(self, ack: PlanAck, now_unix_s: float) -> None:
         if not self.synced or not self._reconciliation.is_next(ack):
             return
-        self._kept.change(ack.kept, ack.dropped)
+        self.kept.change(ack.kept, ack.dropped)
         flight = self._ahead.flights.popleft() if ack.plan_seq else None
         landing = None if flight is None else self._land(flight, ack, now_unix_s)
         if ack.answering:
@@ -434,7 +433,7 @@ class ReplicaCore:
         """The view and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
-        self._table.expect(self._kept)
+        self._table.expect(self.kept)
         view = self._table.view(
             start_unix_s,
             self._learned.profile.now,
@@ -443,7 +442,7 @@ class ReplicaCore:
             self._accepted_shares,
             self._announce.longest_chain,
         )
-        offers = self._kept.offered(offers)
+        offers = self.kept.offered(offers)
         fairness = self._desk.fairness
         if fairness.contested:
             view.importance, offers = fairness.importance(self._table, offers)
@@ -466,18 +465,19 @@ class ReplicaCore:
         return 0 if self._leaving else self._planned.repeats(self._table, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
-        """The digest for routers; None before the first resync."""
+        """The digest for all routers; None before the first resync. Prefixes are told once."""
         if self._announce is None or not self.synced:
             return None
         return digest_of(
             self._announce,
             self._table,
-            self._kept.offered(self._desk.promised),
+            self.kept.offered(self._desk.promised),
             self._learned.profile,
             planner=planner,
             now_unix_s=now_unix_s,
             free_slots=self._desk.slots.free,
             best_effort_waiting=self._set.best_effort_waiting,
+            prefixes=self.kept.tell(),
         )
 
     def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
@@ -486,7 +486,7 @@ class ReplicaCore:
 
     def loads(self) -> tuple[Neighbour, ...]:
         """The requests whose standard prefills come before that of a request declined now."""
-        promised = self._kept.offered(self._desk.promised)
+        promised = self.kept.offered(self._desk.promised)
         return loads_of(self._table, promised, self._learned.profile)
 
     def check(self) -> None:
