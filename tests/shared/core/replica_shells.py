@@ -33,6 +33,7 @@ from shared.core.worker.step import Finished, Load, Ran, Step, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import Policy, View
+from shared.prefix import hashes_of, pack_hashes
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -74,6 +75,8 @@ class World:
     # requests share the KV of their common beginnings: what others hold ("held"), or have left, too
     # ("left"); empty: they do not
     sharing: str = ""
+    # the worker says of prompts that it keeps them, or no longer does, whatever the engine finds
+    rumours: bool = False
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -246,6 +249,7 @@ class Shells(ABC):
                 worker.entries(),
                 worker.shared_blocks,
                 worker.draft_shared_blocks,
+                pack_hashes(worker.kept),
             )
             self.after(self.synced, core, event)
 
@@ -312,6 +316,7 @@ class Shells(ABC):
         self, turn: Step, done: list[TurnDone], began_s: float, drafted_s: float, state: EngineState
     ) -> None:
         now_s = self.line.now_s
+        kept, dropped = self.rumour(), self.rumour()
         self.stored(
             self.worker.finish(
                 Ran(
@@ -320,6 +325,8 @@ class Shells(ABC):
                     drafted_s=drafted_s,
                     shared_blocks=state.shared_blocks,
                     draft_shared_blocks=state.draft_shared_blocks,
+                    kept=kept,
+                    dropped=[each for each in dropped if each not in kept],
                 ),
                 started_unix_s=began_s,
                 ended_unix_s=now_s,
@@ -327,6 +334,13 @@ class Shells(ABC):
             )
         )
         self.go_on()
+
+    def rumour(self) -> list[int]:
+        """Some of the prefixes of the requests."""
+        if not self.world.rumours or self.rng.random() < 0.5:
+            return []
+        every = [hashes_of(record.prefix)[0] for record in self.records.values()]
+        return self.rng.sample(every, self.rng.randrange(len(every) + 1))
 
     def stored(self, finished: Finished) -> None:
         for out in finished.outgoing:

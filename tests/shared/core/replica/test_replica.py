@@ -38,6 +38,7 @@ def schedules(
     wayward: bool = False,
     drafts: bool = False,
     sharing: str = "",
+    rumours: bool = False,
 ) -> tuple[World, list[Ask], list[Act]]:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
@@ -56,6 +57,7 @@ def schedules(
         lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
         draft_kv_blocks=draw(st.integers(1, 200 // block_tokens)) if drafts else 0,
         sharing=sharing,
+        rumours=rumours,
         settings={}
         if policy == "slackline"
         else {"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
@@ -109,6 +111,7 @@ CONFUSED: dict[str, dict[str, Any]] = {
     "requests share the draft's blocks": {"policies": ["chaos"], "drafts": True, "sharing": "held"},
     "and what others have left": {"policies": ["chaos"], "drafts": True, "sharing": "left"},
     "requests share what others have left": {"policies": POLICIES, "sharing": "left"},
+    "a worker says wrongly what is kept": {"policies": POLICIES, "wayward": True, "rumours": True},
 }
 
 
