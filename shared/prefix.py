@@ -168,6 +168,10 @@ class PrefixCache:
         kept = [each for each, known in changes.items() if known]
         return kept, [each for each, known in changes.items() if not known]
 
+    @property
+    def empty(self) -> bool:
+        return not self._owners
+
     def match(self, chain: Chain) -> int:
         """The number of hashes that are known, from the first on until one is not."""
         owners = self._owners

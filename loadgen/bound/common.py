@@ -33,19 +33,25 @@ class Common(NamedTuple):
 
 def common(requests: Sequence[PlannedRequest]) -> Common:
     """The common tokens of these requests. A round comes as early as its session."""
+    if not any(request.pieces for request in requests):
+        return nothing_common(len(requests))
     chains = [chain_of_pieces(request.text) for request in requests]
     count = len(requests)
     earlier, anywhere = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     holders = Counter(block for chain in chains for block in chain)
     seen = set[int]()
     for i in sorted(range(count), key=lambda i: requests[i].arrival_s):
-        if requests[i].text:
+        if requests[i].pieces:
             prompt = requests[i].prompt_tokens
             before = _most(_first(chains[i], seen.__contains__))
             earlier[i] = min(prompt - 1, before)
             anywhere[i] = max(before, _most(_first(chains[i], lambda block: holders[block] > 1)))
         seen.update(chains[i])
     return Common(earlier, anywhere)
+
+
+def nothing_common(requests: int) -> Common:
+    return Common(np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.int64))
 
 
 def _first(chain: Chain, is_common: Callable[[int], bool]) -> int:

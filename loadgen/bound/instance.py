@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.bound.charges import Charges, charges, iteration_range_s
-from loadgen.bound.common import Common
+from loadgen.bound.common import Common, nothing_common
 from loadgen.bound.prices import Market, Wares
 from loadgen.bound.shares import Floats, payers
 from loadgen.bound.strata import strata
@@ -37,9 +37,7 @@ class Instance:
     ) -> None:
         self._strata = strata(profile)
         self._kv_tokens = kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        count = len(requests)
-        nothing = Common(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
-        self._common = nothing if of_others is None else of_others
+        self._common = nothing_common(len(requests)) if of_others is None else of_others
         self._cached = self._common.some
         longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self._longest = -(-longest // LENGTHS_TOKENS) * LENGTHS_TOKENS

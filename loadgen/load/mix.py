@@ -38,9 +38,7 @@ class PlannedRequest(NamedTuple):
 
     @property
     def text(self) -> tuple[Piece, ...]:
-        """The whole prompt and output in pieces; empty: nobody else has any of it."""
-        if not self.pieces and self.answer is None:
-            return ()
+        """The whole prompt and output in pieces."""
         own, left = -1 - self.number, self.prompt_tokens - sum(n for _, n in self.pieces)
         answer = own if self.answer is None else self.answer
         return *self.pieces, Piece(own, left), Piece(answer, self.output_tokens)

@@ -33,7 +33,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
-from shared.prefix import CHAIN_TOKENS, chain_of_pieces, prefix_of
+from shared.prefix import CHAIN_TOKENS, Chain, chain_of_pieces, prefix_of
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
@@ -182,6 +182,8 @@ class Simulation:
         self._slos = [traffic.slo(request) for request in traffic.requests]
         self._verdicts: dict[RequestKey, Verdict] = {}
         self._ended: dict[RequestKey, Record] = {}  # with `accounts`
+        # where no prompt begins like another, nobody looks
+        self._alike = any(request.pieces for request in traffic.requests)
         self._missed = 0
         most = options.most_missed
         self._most_missed = len(self._keys) if most is None else most
@@ -318,8 +320,9 @@ class Simulation:
         self._slos[i] = record.slo
         if self._scaler is not None:
             self._scaler.law.arrived(record)
-        chain = chain_of_pieces(planned.text)
-        if chain:
+        chain: Chain = ()
+        if self._alike:
+            chain = chain_of_pieces(planned.text)
             prompt = chain[: record.prompt_tokens // CHAIN_TOKENS]
             record = replace(record, prefix=prefix_of(prompt))
         self._fleet.receive(record, body, chain)

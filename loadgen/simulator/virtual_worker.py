@@ -169,11 +169,10 @@ class VirtualWorker:
         if selection is not None and skipped:
             selection = along(selection, np.flatnonzero(~gone).tolist())
         if self._prefixes.any:
-            found, caps = self._find(slots, caps, selection)
-        if found is not None and not found.runs.all():
+            found = self._find(slots, caps, selection)
+        if found is not None:
             slots, caps = slots[found.runs], caps[found.runs]
-            if selection is not None:
-                selection = along(selection, np.flatnonzero(found.runs).tolist())
+            selection = found.of(selection)
         if selection is not None and len(slots):
             drafting = self._drafting(selection, slots, caps)
             exec_s = drafting.begin(now_unix_s)
@@ -191,20 +190,15 @@ class VirtualWorker:
         )
         return self._batch_s(shape)
 
-    def _find(
-        self, slots: Indices, caps: Ints, selection: Selection | None
-    ) -> tuple[Found | None, Ints]:
-        """Lets entries that begin share what others computed. Returns their caps: less is left."""
+    def _find(self, slots: Indices, caps: Ints, selection: Selection | None) -> Found | None:
+        """Lets the entries of a plan that begin share what others computed."""
         known = self._known[slots]
         left = known - self._computed[slots]
         asked: Ints = np.minimum(caps, left)
         if selection is not None:
             drafts = drafting_depth(selection, left, known - self._prompt[slots]) > 0
             asked = np.where(drafts, np.minimum(caps, self._left[slots]), asked)
-        found = self._prefixes.find(slots, known, asked)
-        if found is not None:
-            caps = np.where(found.cached, np.minimum(caps, known - self._computed[slots]), caps)
-        return found, caps
+        return self._prefixes.find(slots, known, asked)
 
     def _drafting(self, selection: Selection, slots: Indices, caps: Ints) -> Drafting:
         assert self._draft is not None, "speculation without a draft model"

@@ -69,6 +69,13 @@ def along(selection: Selection, entries: Sequence[int]) -> Selection:
     return replace(selection, **columns)
 
 
+def without_drafts(selection: Selection, entries: Sequence[int]) -> Selection:
+    """The selection in which these entries of its plan do not draft."""
+    depth = unpack(selection.depth).copy()
+    depth[entries] = 0
+    return replace(selection, depth=depth.tobytes())
+
+
 def chain(selection: Selection, caps: Ints, _needed: Needs, candidates: Candidates) -> Bools:
     """The first drafts of each entry, as many as its depth and cap allow ([slos-serve] appendix D:
     lengths are fixed per tier).

@@ -20,7 +20,10 @@ from tests.fleet.live import Delivered, client_of, draw_requests, under_load
 from tests.fleet.processes import children_of
 from tests.infra.full_disk import Disk
 
-SPEC = FleetSpec(pace=0.5, drain_s=2.0, gateway=False)
+SPEC = FleetSpec(
+    pace=0.5, drain_s=2.0, gateway=False, environment={"SLACKLINE_WORKER_PREFIX_CACHING": "true"}
+)
+BEGINNING = "Many requests begin alike. " * 20
 SECTIONS = ("ADMISSION", "PLANNER", "RELEGATION", "WORKER")
 REPLICAS = ("r1", "r2")
 PROMPT, OUTPUT = (5, 400), (60, 200)  # tokens
@@ -70,7 +73,7 @@ async def endure(
 
     Writes the timeline to `out`, also where a check fails. Raises AssertionError.
     """
-    requests = draw_requests(seed, n, prompt=PROMPT, output=OUTPUT)
+    requests = draw_requests(seed, n, prompt=PROMPT, output=OUTPUT, beginning=BEGINNING)
     arena.known |= {request.request_id for request, _ in requests}
     now_s = asyncio.get_running_loop().time
     began_s, told = now_s(), {child.name: len(child.output()) for child in arena.fleet.processes}

@@ -152,10 +152,10 @@ async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
 
 
 def draw_requests(
-    seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int]
+    seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int], beginning: str = ""
 ) -> list[tuple[GenerateRequest, str]]:
     """Draw sampled and greedy requests of every tier, each fifth with an SLO that no replica can
-    hold.
+    hold. `beginning`: of every other prompt.
     """
     rng = Random(seed)
     drawn = []
@@ -164,7 +164,7 @@ def draw_requests(
         request = GenerateRequest(
             request_id=f"load-{seed}-{i}-{uuid4().hex[:8]}",
             tenant=rng.choice(("default", "acme")),
-            prompt=letters,
+            prompt=beginning + letters if i % 2 else letters,
             sampling=Sampling(
                 max_tokens=rng.randint(*output), temperature=rng.choice((0.0, 1.0)), ignore_eos=True
             ),

@@ -27,8 +27,8 @@ class Prefixes:
 
     @property
     def any(self) -> bool:
-        """Some request has a chain."""
-        return bool(self._kept)
+        """Some request has a chain, or something of one is kept."""
+        return bool(self._kept) or not self._cache.empty
 
     @property
     def shared_blocks(self) -> int:

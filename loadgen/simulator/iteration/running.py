@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from loadgen.simulator.iteration.drafting import Drafting
 from shared.columns import Indices, Ints, pack
 from shared.perf.shape import BatchShape
-from shared.schemas import BatchPlan
+from shared.policy.speculation import along, without_drafts
+from shared.schemas import BatchPlan, Selection
 
 
 class Found(NamedTuple):
@@ -20,6 +21,15 @@ class Found(NamedTuple):
     slots: Indices
     runs: NDArray[np.bool_]
     cached: Ints  # positions found in the cache
+
+    def of(self, selection: Selection | None) -> Selection | None:
+        """The selection for the entries that run. What begins was planned as a prefill, and does
+        not draft even if all but one token is found.
+        """
+        if selection is None:
+            return None
+        found, runs = np.flatnonzero(self.cached), np.flatnonzero(self.runs)
+        return along(without_drafts(selection, found.tolist()), runs.tolist())
 
     def columns(
         self, tokens: Ints, emitted: Ints, drafted: Ints | None

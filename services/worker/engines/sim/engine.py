@@ -22,7 +22,7 @@ from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
-from shared.policy.speculation import along
+from shared.policy.speculation import along, without_drafts
 from shared.prefix import CHAIN_TOKENS, Entry, Kept, PrefixCache, chain_of, extend
 from shared.schemas import Selection
 from shared.vocabulary import Slot
@@ -196,7 +196,9 @@ class SimEngine(KnowsFacts):
         kept = [n for n, has_room in enumerate(runs) if has_room]
         rest = [work[n] if not cached[n] else self._less(work[n], states[n]) for n in kept]
         if selection is not None:
-            selection = along(selection, kept) if kept else None
+            # what begins was planned as a prefill, even if all but one token is found
+            begun = [n for n, tokens in enumerate(cached) if tokens]
+            selection = along(without_drafts(selection, begun), kept) if kept else None
         did, exec_s = self._compute(rest, selection)
         done = [Done(found, (), cached=found) for found in cached]
         for n, one in zip(kept, did, strict=True):
