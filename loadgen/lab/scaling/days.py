@@ -13,7 +13,8 @@ from random import Random
 
 from loadgen.load.arrivals import SHAPES, Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import Trace, TraceRow, read_trace
+from loadgen.load.rows.row import TraceRow
+from loadgen.load.trace import Trace, read_trace
 from loadgen.load.workload import Rows, named_workload
 from shared.errors import ConfigError
 from shared.rules.tiers import Tier, TierSet
