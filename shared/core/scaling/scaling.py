@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shared.core.announced import profile_of
 from shared.core.load_view import STALE_S
 from shared.core.scaling.loss import deviations
+from shared.core.scaling.tally import OTHER
 from shared.core.scaling.tier_load import TierLoad
 from shared.core.scaling.trend import LATE_S
 from shared.errors import ConfigError
@@ -131,7 +132,8 @@ class ScalingCore:
         why = _words(tier, needs[tier], ahead_s) if tier else "nothing comes"
         serving = self._serving(now_unix_s)
         if serving > replicas and now_unix_s < self._began_unix_s + LATE_S:
-            replicas, tier, why = serving, "", "so many serve, and it is not known yet what comes"
+            replicas, tier = serving, tier or OTHER
+            why = "so many serve, and it is not known yet what comes"
         while self._asked and self._asked[-1].replicas <= replicas:
             self._asked.pop()
         self._asked.append(Asked(now_unix_s, replicas, tier, why))

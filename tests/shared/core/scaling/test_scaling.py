@@ -157,8 +157,10 @@ def test_a_core_that_has_heard_nothing_yet_stops_no_replica() -> None:
     load = Load()
     for name in ("r1", "r2", "r3"):
         load.core.heard(digest(name, 1.0), 1.0)
+    silent = load.core.needed("m", 1.0)
+    assert [need.replicas for need in silent.tiers] == [3], "the metric says so, too"
     first = load.second({"chat": 1}, {"chat": CHAT})
-    assert first.replicas == 3
+    assert first.replicas == first.tiers[0].replicas == 3
     assert "not known yet" in first.why
     assert load.seconds(100, "chat", 1, CHAT).replicas == 1
 
