@@ -421,7 +421,8 @@ def test_a_model_with_a_range_is_scaled_by_the_signal_of_its_name(by: str) -> No
     assert found["StatefulSet", "slackline-worker-small"]["spec"]["replicas"] == 2
     text = json.dumps(found[kind, "slackline-worker-llama"])
     assert "slackline_replicas_needed" in text
-    assert "Llama-3-8B-Instruct" in text
+    label = {"keda": r"model_name=\"{}\"", "hpa": '"model_name": "{}"'}[by]
+    assert label.format("Llama-3-8B-Instruct") in text
 
 
 def test_the_job_of_the_keys_may_touch_the_secrets_of_the_keys_and_nothing_else() -> None:
