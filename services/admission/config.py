@@ -46,7 +46,7 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     sweep_s: float = 15.0
     """The time between two sweeps of the open records."""
     drain_s: float = 10.0
-    """The longest stop. Streams that still run at a gateway are cut then."""
+    """The longest drain. The process ends within 5 s of it, whatever NATS does."""
 
     # ------------------------------------------------------------ constants
 

@@ -22,6 +22,7 @@ from nats.micro.service import EndpointStats
 from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Gate, Handler, KeyValue, Log, Subscription
+from shared.bus.deadline import Deadline
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog, StreamSize
 from shared.bus.nats_client import OrderedClient, trusting
@@ -84,8 +85,9 @@ class NatsBus:
         # closed the connection for good: the service's main waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client, self._user, self._store_timeout_s = client, user, store_timeout_s
-        self._outbox = Outbox(client)
-        self._inbox = ReplyInbox(client, self._outbox, user)
+        self._deadline = Deadline()
+        self._outbox = Outbox(client, self._deadline)
+        self._inbox = ReplyInbox(client, self._outbox, user, self._deadline)
         self._intakes: set[Intake] = set()
         self._closing = False
         self._down_at_s: float | None = None
@@ -184,7 +186,7 @@ class NatsBus:
     async def flush(self, timeout_s: float) -> None:
         """Wait until the server has all that was sent. Raises BusTimeout, BusError when closed."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._deadline.within(timeout_s)):
                 await self._client.flush()
         except TimeoutError as error:  # nats-py's own timeout is one, too
             raise BusTimeout(f"the server did not confirm within {timeout_s:g} s") from error
@@ -261,6 +263,11 @@ class NatsBus:
         """
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
+    def end_within(self, limit_s: float) -> None:
+        """The process stops: no wait of this connection ends later than this from now on."""
+        self._deadline.at_s = asyncio.get_running_loop().time() + limit_s
+        self._inbox.hasten()
+
     async def close(self, drain_s: float) -> None:
         """Hand over received messages, send published ones, close: within drain_s + CLOSE_S. 0:
         nothing was received or published yet.
@@ -268,7 +275,7 @@ class NatsBus:
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(self._deadline.within(drain_s)):
                 await asyncio.gather(*(intake.stop() for intake in self._intakes))
                 if self._client.is_connected and drain_s:
                     await self.flush(drain_s)
@@ -282,6 +289,8 @@ class NatsBus:
                 closing.cancel()
             elif closing.exception() is not None and was_open:
                 log.warning("bus.close_failed", error=repr(closing.exception()))
+            if (reconnecting := self._client._reconnection_task) is not None:
+                await _given_up(reconnecting)
             if not self.failed.done():
                 self.failed.cancel()
             elif not self.failed.cancelled():
@@ -303,7 +312,10 @@ class NatsBus:
 
     def _take_in(self) -> Intake:
         intake = Intake(
-            self._client, on_stop=self._intakes.discard, on_refused=self._refuse_message
+            self._client,
+            on_stop=self._intakes.discard,
+            on_refused=self._refuse_message,
+            deadline=self._deadline,
         )
         self._intakes.add(intake)
         return intake
@@ -425,15 +437,15 @@ async def connect(
     bus.raise_failure()
 
 
-async def _given_up(opening: "asyncio.Future[None]") -> None:
-    """Cancel a way to a server until it ends. nats-py waits with asyncio.wait_for(), which swallows
-    a cancellation that comes with what it waits for (Python 3.11), and would go on for ever.
+async def _given_up(connecting: "asyncio.Future[None]") -> None:
+    """Cancel the way to a server until it ends. nats-py waits with asyncio.wait_for(), which
+    swallows a cancellation that comes with what it waits for (Python 3.11), and would try for ever.
     """
-    while not opening.done():
-        opening.cancel()
-        await asyncio.wait({opening}, timeout=CANCEL_AGAIN_S)
-    if not opening.cancelled():
-        opening.exception()  # marks it as read
+    while not connecting.done():
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=CANCEL_AGAIN_S)
+    if not connecting.cancelled():
+        connecting.exception()  # marks it as read
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
