@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from msgspec.structs import replace
 
-from services.gateway.api.alive import Fleet
+from services.gateway.api.alive import Fleet, follow
 from services.gateway.app import Gateway, Stored
 from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
@@ -36,7 +36,7 @@ from shared.process.reload import follow_files, rules_of
 from shared.process.stopping import ended_in_time
 from shared.process.upkeep import Upkeep
 from shared.rules import http_keys
-from shared.schemas import Digest, TimeTold
+from shared.schemas import TimeTold
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
 
@@ -103,9 +103,6 @@ async def serve(
     certificate = certificate_of(cfg)
     fleet, clocks = Fleet(clock, cfg.fresh_s, rules), Clocks(clock)
 
-    def on_digest(digest: Digest, _: Call) -> None:
-        fleet.hear(digest)
-
     def on_time(told: TimeTold, _: Call) -> None:
         clocks.hear(told)
 
@@ -117,7 +114,7 @@ async def serve(
             instance = f"gateway-{socket.gethostname()}-{os.getpid()}"
             time = FleetTime(bus, clock, "gateway", instance, registry)
             await time.begin()
-            digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+            digests = tasks.create_task(follow(fleet, bus), name="gateway.fleet")
             times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
             timing = tasks.create_task(time.keep(), name="gateway.time")
             console = Console(rules, bus, clock, tasks, console_keys)
@@ -196,7 +193,7 @@ async def serve(
                 task.cancel()
             await serving
             await console.stop()
-            await digests.stop()
+            digests.cancel()
             await times.stop()
 
     connection = connect(cfg.url, "gateway", GATEWAY, creds=cfg.creds, tls_ca=cfg.tls_ca)
