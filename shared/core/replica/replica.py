@@ -165,6 +165,8 @@ class ReplicaCore:
             epoch=self._epoch,
             ack_seq=event.ack_seq,
         )
+        if facts.leaves_unix_s is None:  # also where a worker that left has come back
+            self._leaving = Leaving()
         self._planned.forget()
         self._expired.clear()
         self._next_expiry_unix_s = math.inf
