@@ -4,6 +4,7 @@ or a folder beside a configured one: its key must not make admission read anythi
 """
 
 import asyncio
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -91,9 +92,9 @@ def missing(model: str) -> PeerError:
 
 def _load(folder: str, roots: Collection[Path]) -> Tokenizer:
     """The tokenizer in a folder that a worker names. Raises ConfigError."""
-    if folder not in shipped.names() and Path(folder).resolve().parent not in roots:
-        raise ConfigError(f"{folder} is not beside a folder of SLACKLINE_ADMISSION_MODELS")
     try:
+        if folder not in shipped.names() and Path(os.path.realpath(folder)).parent not in roots:
+            raise ConfigError(f"{folder} is not beside a folder of SLACKLINE_ADMISSION_MODELS")
         return Tokenizer.load(shipped.folder(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"no usable tokenizer in {folder}: {error!r}") from error

@@ -41,7 +41,9 @@ async def test_a_shipped_model_is_read_by_its_name(tokenizers: Tokenizers) -> No
     assert await read(tokenizers, shipped.DEFAULT) is Tokenizer.load(SHIPPED)
 
 
-@pytest.mark.parametrize("named", ["elsewhere", "models/../elsewhere", "models/link", "models/a/b"])
+@pytest.mark.parametrize(
+    "named", ["elsewhere", "models/../elsewhere", "models/link", "models/a/b", "models/\0"]
+)
 async def test_no_other_folder_is_read(tokenizers: Tokenizers, tmp_path: Path, named: str) -> None:
     """Its tokenizer.json is a pipe without a writer: to read it would never end."""
     for folder in (tmp_path / "elsewhere", tmp_path / "models" / "a" / "b"):
