@@ -17,7 +17,11 @@ VLLM_STAMP := $(VLLM_ENV)/.installed
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.installed
 
-.PHONY: help setup test test-slow check test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots clean
+# Dynamo's simulator, an independent judge of ours.
+JUDGE_PY := .venv-judge/bin/python
+JUDGE_STAMP := .venv-judge/.installed
+
+.PHONY: help setup test test-slow check test-vllm test-clients test-containers judge demo bench results soak fuzz chaos audit sbom screenshots clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 24
@@ -84,6 +88,16 @@ test-clients: $(CLIENTS_STAMP) ## openai, anthropic, LangChain and its tests, li
 	$(PY) -m pytest tests/clients $(ARGS)
 test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim, torch and vllm (twenty minutes; skipped where podman is missing)
 	$(PY) -m pytest -rs tests/infra/test_containers.py $(ARGS)
+
+$(JUDGE_STAMP): Makefile | $(STAMP)
+	@echo "virtual environment in .venv-judge: 300 MB, a minute"; \
+	[ -x $(JUDGE_PY) ] || $(PY) -m venv .venv-judge; \
+	$(JUDGE_PY) -m pip install -qq ai-dynamo-runtime==1.6.1; \
+	touch $@
+
+judge: $(JUDGE_STAMP) ## Dynamo's simulator beside this one, in an environment of its own (ARGS="--trace FILE" replays a trace in both)
+	$(PY) -m pytest -rs tests/loadgen/lab/judge
+	[ -z "$(ARGS)" ] || $(PY) -m loadgen.lab.judge $(ARGS)
 
 demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)

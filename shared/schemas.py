@@ -438,6 +438,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_by: str = ""  # drawn anew for each try to end it: one of these wrote the end
     thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
     model: ShortText = ""  # only replicas of this model take it; empty: any
+    prefix: bytes = b""  # of its prompt (shared/prefix.py)
 
     @property
     def work_tokens(self) -> int:
@@ -487,6 +488,8 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""  # of its replica; empty: any
     weight: Weight = 1.0  # of its tenant
     hops_left: Count = 0  # replicas that may be asked if this one declines
+    prefix: bytes = b""  # of its prompt (shared/prefix.py)
+    cached_tokens: Count = 0  # that its replica is expected to have; set by the planner
 
     @property
     def thinking(self) -> bool:
@@ -549,6 +552,23 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+    # hashes of prefixes (shared/prefix.py) that it keeps and dropped since the digest before, and
+    # the number of digests that told any
+    prefix_seq: Count = 0
+    prefixes_kept: bytes = b""
+    prefixes_dropped: bytes = b""
+    cached_tokens: Count = 0  # of the prompt that is to be placed; set by the router
+
+
+class AskPrefixes(Struct, frozen=True, kw_only=True):
+    """The question to a planner for all prefixes that its replica keeps."""
+
+
+class Prefixes(Struct, frozen=True, kw_only=True):
+    """The answer: the newest of them, as they stand after the digest of this number."""
+
+    seq: Count
+    kept: bytes = b""
 
 
 # ---------------------------------------------------------------- relegation -> admission
@@ -816,6 +836,9 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     decodes_s: Lasted = 0.0
     drafts_s: Lasted = 0.0
     late: bytes = b""  # slots whose first late token came in this iteration
+    # hashes of prefixes (shared/prefix.py) that the engine now keeps, and those that it dropped
+    kept: bytes = b""
+    dropped: bytes = b""
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
@@ -906,6 +929,7 @@ class ResyncPage(Struct, frozen=True, kw_only=True):
     more: bool
     shared_blocks: Count = 0  # KV blocks that the entries save because they share them
     draft_shared_blocks: Count = 0  # the same in the draft model's own KV
+    kept: bytes = b""  # hashes of the prefixes that the engine keeps
 
 
 # ---------------------------------------------------------------- worker <-> admission

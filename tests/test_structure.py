@@ -30,7 +30,17 @@ IO = {
 LAYERS: dict[str, tuple[set[str], ...]] = {
     "shared": (
         {"vocabulary", "errors", "columns", "structured", "clock"},
-        {"measure", "request_timeline", "misfit", "written", "subjects", "perf", "models", "text"},
+        {
+            "measure",
+            "request_timeline",
+            "misfit",
+            "written",
+            "subjects",
+            "perf",
+            "models",
+            "text",
+            "prefix",
+        },
         {"schemas"},
         {"features", "rules"},
         {"routing"},

@@ -43,8 +43,12 @@ def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=32)
-def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Charges:
-    """The charges of up to `longest_tokens`; `iteration_s` is within `iteration_range_s`."""
+def charges(
+    strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int, *, cached: bool = False
+) -> Charges:
+    """The charges of up to `longest_tokens`; `iteration_s` is within `iteration_range_s`. `cached`:
+    what was computed may be found again.
+    """
     context = np.arange(longest_tokens + 1, dtype=np.float64)
     step_s = np.min(
         [
@@ -55,7 +59,8 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
     )
     prompt_s = _least_prompt_s(strata, iteration_s, longest_tokens)
     # After a preemption a token may come from computing its whole context anew.
-    step_s[:-1] = np.minimum(step_s[:-1], prompt_s[1:])
+    found_s = np.maximum.accumulate(prompt_s[:-1]) if cached else 0.0
+    step_s[:-1] = np.minimum(step_s[:-1], prompt_s[1:] - found_s)
     step_s[0] = 0.0
     return Charges(
         iteration_s,

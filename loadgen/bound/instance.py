@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.bound.charges import Charges, charges, iteration_range_s
+from loadgen.bound.common import Common
 from loadgen.bound.prices import Market, Wares
 from loadgen.bound.shares import Floats, payers
 from loadgen.bound.strata import strata
@@ -32,23 +33,31 @@ class Instance:
         profile: Profile,
         kv_tokens: int,
         replicas: int,
+        of_others: Common | None = None,
     ) -> None:
         self._strata = strata(profile)
         self._kv_tokens = kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        count = len(requests)
+        nothing = Common(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
+        self._common = nothing if of_others is None else of_others
+        self._cached = self._common.some
         longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self._longest = -(-longest // LENGTHS_TOKENS) * LENGTHS_TOKENS
         self.iteration_range_s = iteration_range_s(self._strata)
-        everything = work_of(requests, tiers, profile, self._kv_tokens, self._least_prompt_s())
+        everything = work_of(
+            requests, tiers, profile, self._kv_tokens, self._least_prompt_s(), self._common.earlier
+        )
         bounded = np.isfinite(everything.due_s) | np.isfinite(everything.prompt_due_s)
         # a scheduler that waits long enough satisfies these
         self.unbounded = int((~bounded & ~everything.hopeless).sum())
         self.work = everything.only(bounded & ~everything.hopeless)
+        self._common = self._common.only(bounded & ~everything.hopeless)
         self.payers = payers(self.work)
         if len(self.work.steps):
             self._cut(replicas)
 
     def _charges(self, iteration_s: float) -> Charges:
-        return charges(self._strata, iteration_s, self._longest)
+        return charges(self._strata, iteration_s, self._longest, cached=self._cached)
 
     def _least_prompt_s(self) -> Floats:
         """[tokens] the least time of the iterations that compute a prompt of that length. Where no
@@ -106,16 +115,20 @@ class Instance:
             of.decodes_s[upto] - of.decodes_s[before],
             of.credit_s[upto] - of.credit_s[before],
         )
-        prompts = Wares(self._prompts, of.prompt_s[work.prompt_tokens])
+        # what another request may have computed is charged to the first to come
+        prompt_s = of.prompt_s[work.prompt_tokens] - of.prompt_s[self._common.earlier]
+        prompts = Wares(self._prompts, np.maximum(prompt_s, 0.0))
+        own = np.maximum(work.prompt_tokens - self._common.anywhere, 0)  # of the KV at least
         if shared is None:
-            contexts = work.steps * (work.prompt_tokens + before + work.steps) / 2
+            contexts = work.steps * (2 * own - 1 + work.steps) / 2
             steps = (Wares(self._steps, steps_s + iteration_s * contexts / self._kv_tokens),)
             return Market(self.capacity_s, prompts, steps, credit_s)
         # The least factor, over the steps of a request, by which its context's part of an iteration
         # makes a late step dearer.
         each_s = np.diff(of.decodes_s, prepend=0.0)
         dearer = iteration_s * np.arange(len(each_s)) / self._kv_tokens / np.maximum(each_s, 1e-12)
-        late_s = steps_s * (1.0 + np.where(work.steps > 0, self._contexts.least(dearer), 0.0))
+        counts = (work.steps > 0) & (own == work.prompt_tokens)
+        late_s = steps_s * (1.0 + np.where(counts, self._contexts.least(dearer), 0.0))
         return Market(
             self.capacity_s,
             prompts,

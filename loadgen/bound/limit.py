@@ -6,8 +6,10 @@ import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
 
+from loadgen.bound.common import common
 from loadgen.bound.instance import Instance
 from loadgen.bound.relaxations import met_by_relaxation
 from loadgen.load.mix import PlannedRequest
@@ -29,10 +31,14 @@ class Bound(Struct, frozen=True, kw_only=True):
 
 
 def bound(
-    requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str, replicas: int
+    requests: Sequence[PlannedRequest],
+    tiers: TierSet,
+    profile_name: str,
+    replicas: int,
+    kv_tokens: int | None = None,
 ) -> Bound:
-    """The bound of these requests by the definitions of their tiers, each replica with the KV that
-    the profile states.
+    """The bound of these requests by the definitions of their tiers. `kv_tokens`: of each replica;
+    None: what the profile states.
 
     Later rounds of a session count as met, and as no work, since their arrival is not known
     beforehand. Of the bounds in multiples of zero-load time only a TTFT counts; by `ttlt` none of
@@ -46,7 +52,11 @@ def bound(
     met_by = {"none": 1.0}
     first = [request for request in requests if request.after is None]
     if first:
-        instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, replicas)
+        # rounds that count as no work may have computed what others need
+        rounds = np.array([request.after is not None for request in requests])
+        shared = common(requests).only(~rounds)
+        kv_tokens = file.kv_capacity_tokens if kv_tokens is None else kv_tokens
+        instance = Instance(first, tiers, file.profile(), kv_tokens, replicas, shared)
         # Only whole requests are satisfied, so a fraction of one more counts as none.
         later = len(requests) - len(first)
         met_by = {
@@ -72,5 +82,6 @@ def alone(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str)
     later = len(requests) - len(first)
     if not first:
         return later
-    instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, 1)
+    shared = common(requests).only(np.array([request.after is None for request in requests]))
+    instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, 1, shared)
     return later + len(instance.work.steps) + instance.unbounded

@@ -60,9 +60,11 @@ def work_of(
     profile: Profile,
     kv_tokens: int,
     alone_s: Seconds,
+    found: Tokens | int = 0,
 ) -> Work:
     """The work of these requests. `alone_s[p]`: the least time of the iterations that compute p
-    prompt tokens. Raises ConfigError.
+    prompt tokens. `found`: the most tokens of each prompt that others may have computed before it
+    comes. Raises ConfigError.
     """
     slos = {name: _in_seconds(tier.slo) for name, tier in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
@@ -91,7 +93,7 @@ def work_of(
     steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
     prompt_due_s, steps_from_s = (
         np.minimum(first_due_s, due_s - steps_s),
-        arrival_s + alone_s[prompt],
+        arrival_s + np.maximum(alone_s[prompt] - alone_s[found], 0.0),
     )
     hopeless = (steps_from_s > prompt_due_s) | (prompt > kv_tokens)
     # Steps without a deadline may wait until everything else is over.

@@ -5,10 +5,11 @@ change over the run. Times are seconds from the start of the run.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
+from loadgen.load.rows.row import TraceRow
 from loadgen.load.trace import Trace
 from shared.errors import ConfigError
 
@@ -119,13 +120,14 @@ def draw_arrivals(
 
 
 def recorded_arrivals(
-    trace: Trace, rate: float | None, duration_s: float, seed: int
+    trace: Trace, rate: float | None, duration_s: float, seed: int, jitter_s: float = 0.0
 ) -> tuple[Trace, float]:
     """The rows that arrive in [0, duration_s), as recorded; and the factor by which time was
     compressed (1: not at all).
 
     A rate below the recorded one keeps each row with that probability, which keeps the bursts; a
-    rate above compresses time. Raises ConfigError if the trace has no times, or nothing arrives.
+    rate above compresses time. `jitter_s`: each row first moves by up to so much, for traces whose
+    times are rounded. Raises ConfigError if the trace has no times, or nothing arrives.
     """
     if not trace.recorded:
         raise ConfigError(
@@ -133,6 +135,10 @@ def recorded_arrivals(
         )
     factor = 1.0
     rows = trace.rows
+    if jitter_s:
+        rng = Random(f"{seed}/jitter")
+        moved = [row._replace(arrival_s=_at(row) + rng.uniform(0.0, jitter_s)) for row in rows]
+        rows = sorted(moved, key=_at)
     if rate is not None:
         factor = rate * trace.span_s / len(rows)
         if factor < 1:
@@ -140,12 +146,16 @@ def recorded_arrivals(
             rows = [row for row in rows if rng.random() < factor]
     squeeze = max(1.0, factor)
     kept = [
-        row._replace(arrival_s=(row.arrival_s or 0.0) / squeeze)
+        row._replace(arrival_s=_at(row) / squeeze)
         for row in rows
-        if (row.arrival_s or 0.0) / squeeze < duration_s
+        if _at(row) / squeeze < duration_s
     ]
     if not kept:
         raise ConfigError(
             f"trace {trace.name}: nothing arrives in the first {duration_s:g} s at that rate"
         )
-    return Trace(trace.name, kept), squeeze
+    return replace(trace, rows=kept, failed=0), squeeze
+
+
+def _at(row: TraceRow) -> float:
+    return row.arrival_s or 0.0

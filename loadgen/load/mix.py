@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from loadgen.load.workload import LengthSource
 from shared.errors import ConfigError
+from shared.prefix import Piece
 from shared.rules.tiers import TierSet
 from shared.subjects import DEFAULT_TENANT
 
@@ -30,6 +31,19 @@ class PlannedRequest(NamedTuple):
     after: int | None = None
     pause_s: float = 0.0  # between that end and its sending: the time that a tool takes
     model: str = ""  # empty: it names none
+    # what its prompt begins with, and the id of its answer as a piece of later prompts: equal ids
+    # stand for equal tokens. The rest of its text is nobody else's
+    pieces: tuple[Piece, ...] = ()
+    answer: int | None = None
+
+    @property
+    def text(self) -> tuple[Piece, ...]:
+        """The whole prompt and output in pieces; empty: nobody else has any of it."""
+        if not self.pieces and self.answer is None:
+            return ()
+        own, left = -1 - self.number, self.prompt_tokens - sum(n for _, n in self.pieces)
+        answer = own if self.answer is None else self.answer
+        return *self.pieces, Piece(own, left), Piece(answer, self.output_tokens)
 
 
 def plan_requests(
@@ -83,6 +97,8 @@ def plan_requests(
                     after=number - 1 if turn else None,
                     pause_s=of.pause_s,
                     model=drawn.model,
+                    pieces=of.pieces,
+                    answer=of.answer,
                 )
             )
     return plan

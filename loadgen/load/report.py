@@ -63,7 +63,9 @@ class TierReport(Struct, frozen=True, kw_only=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     """One run. `rate_per_s` is the offered rate; `lateness` the time by which the generator itself
-    fell behind its plan; `engines` the time of all engines together, where their heartbeats tell.
+    fell behind its plan; `engines` the time of all engines together, where their heartbeats tell;
+    `cached_fraction` the part of the prompt tokens that was found in a prefix cache, where the
+    server says so and prompts share any.
     """
 
     label: str
@@ -84,6 +86,7 @@ class Report(Struct, frozen=True, kw_only=True):
     definition: str = DEFINITION
     engines: EngineTime | None = None
     course: Course | None = None
+    cached_fraction: float | None = None
 
 
 def spread(values_s: Values) -> Spread:
@@ -173,7 +176,16 @@ def make_report(
         error_samples=list(samples)[:10],
         engines=engines,
         course=course_of_tally(tally, offered_s),
+        cached_fraction=_cached(outcomes),
     )
+
+
+def _cached(outcomes: Sequence[Outcome]) -> float | None:
+    told = [o for o in outcomes if o.cached_tokens is not None]
+    if not told or not any(o.planned.pieces for o in outcomes):
+        return None
+    found = sum(o.cached_tokens or 0 for o in told)
+    return found / sum(o.planned.prompt_tokens for o in told)
 
 
 def write_report(report: Report, path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from loadgen.load.send_nats import prompt_ids
 from loadgen.load.tally import Outcome
+from loadgen.load.texts.prompts import Prompts
 from shared.client.client import Now
 from shared.errors import UNDECODABLE, BusError, ConfigError
 from shared.rules.tiers import TierSet
@@ -37,7 +37,7 @@ class HttpSender:
         self._model = model
         self._tiers = tiers
         self._clock = clock
-        self._seed = seed
+        self._prompts = Prompts(seed)
 
     async def check(self) -> None:
         """Raises BusError if nothing answers at the address; any status will do."""
@@ -73,7 +73,7 @@ class HttpSender:
         headers["x-slackline-tier"] = planned.tier
         headers["x-slackline-application"] = planned.application
         body: dict[str, Any] = {
-            "prompt": prompt_ids(self._seed, planned.number, planned.prompt_tokens),
+            "prompt": self._prompts.ids(planned),
             "max_tokens": planned.output_tokens,
             "temperature": 0,
             "priority": round(planned.importance - 1),  # the gateway's weight is priority + 1
@@ -126,6 +126,7 @@ class HttpSender:
         )
         for choice in chunk.choices or ():
             ids = choice.token_ids
+            self._prompts.answered(outcome.planned, ids or ())
             outcome.emit(len(ids) if ids is not None else int(bool(choice.text)), now_unix_s)
             if choice.finish_reason:
                 known = choice.finish_reason in tuple(FinishReason)

@@ -1,22 +1,15 @@
 """Sends planned requests over NATS. A token costs one callback and no task."""
 
 from collections.abc import Callable
-from random import Random
 from uuid import uuid4
 
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.tally import Outcome
+from loadgen.load.texts.prompts import Prompts
 from shared.client.client import Client, Now
 from shared.errors import PeerError, SlacklineError
 from shared.schemas import Delta, End, GenerateRequest, Sampling, Status, StreamEvent
 from shared.vocabulary import ServiceClass
-
-PRINTABLE = bytes(32 + value % 95 for value in range(256))
-
-
-def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
-    """Printable bytes as token ids 32..126, random by seed and number of the request."""
-    return list(Random(f"{seed}/{number}/prompt").randbytes(tokens).translate(PRINTABLE))
 
 
 def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
@@ -26,7 +19,8 @@ def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> 
 
 class NatsSender:
     """Sends `sampling.output_tokens`, which ends the answer where the plan says; the planner sees
-    only max_tokens. `prompts` makes a request's prompt; None: prompts are random.
+    only max_tokens. `prompts` makes a request's prompt; None: prompts are random, and alike where
+    the plan says so.
     """
 
     def __init__(
@@ -42,9 +36,8 @@ class NatsSender:
     ) -> None:
         self._client, self._model = client, model
         self._clock = clock
-        self._prompts = prompts or (
-            lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens)
-        )
+        self._texts = Prompts(seed)
+        self._prompts = prompts or self._texts.ids
         self._longest_output = longest_output
         self._context_tokens = context_tokens
         self._run = uuid4().hex[:12]  # ids of another run must not attach to this one's
@@ -89,6 +82,7 @@ class NatsSender:
 
         def on_event(event: StreamEvent) -> None:
             if isinstance(event, Delta):
+                self._texts.answered(outcome.planned, event.tokens)
                 outcome.emit(len(event.tokens), now())
             elif isinstance(event, Status):
                 outcome.relegated = (
@@ -97,6 +91,7 @@ class NatsSender:
             elif isinstance(event, End):
                 verdict = event.verdict
                 outcome.server_met = verdict.slo_met
+                outcome.cached_tokens = verdict.cached_tokens
                 outcome.relegated = outcome.relegated or verdict.relegated
                 outcome.end(verdict.finish_reason, verdict.message)
 

@@ -29,8 +29,8 @@ class Outcome:
     """One request, from its sending on. Mutable: senders write to it as events arrive."""
 
     __slots__ = (
-        "ended", "gaps_s", "lateness_s", "measure", "message", "planned", "relegated",
-        "sent_unix_s", "server_met", "slo",
+        "cached_tokens", "ended", "gaps_s", "lateness_s", "measure", "message", "planned",
+        "relegated", "sent_unix_s", "server_met", "slo",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,8 @@ class Outcome:
         self.ended = ""
         self.server_met: bool | None = None  # the server's own verdict
         self.relegated = False
+        # of its prompt, found in a prefix cache; None: the server does not say
+        self.cached_tokens: int | None = None
         self.message = ""
 
     def emit(self, n: int, at_unix_s: float) -> None:

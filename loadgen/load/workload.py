@@ -4,130 +4,35 @@ A workload whose name ends in `-placeholder` consists of guesses, so that a poli
 load of that kind. No claim of a paper can be checked with it.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from random import Random
-from statistics import NormalDist
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from loadgen.load.lengths.alike import AGENT_LOOPS, CHAT_SESSIONS, RAG, SYSTEM_PROMPT
+from loadgen.load.lengths.laws import (
+    REDRAWS,
+    Drawn,
+    Knots,
+    Law,
+    Lengths,
+    Shorter,
+    TruncatedLognormal,
+    TruncatedWeibull,
+    coupled,
+    scaled_beta,
+)
+from loadgen.load.rows.row import TraceRow
 from loadgen.load.trace import Trace
 from shared.errors import ConfigError
-
-NORMAL = NormalDist()
-REDRAWS = 1000  # of a pair that does not fit a context; the built-in workloads need two or three
-
-
-class Lengths(NamedTuple):
-    """A request's lengths. `then`: its session's later rounds, each `pause_s` after the last."""
-
-    prompt_tokens: int
-    output_tokens: int
-    application: str
-    thinking_tokens: int = 0  # of the output
-    pause_s: float = 0.0
-    then: "tuple[Lengths, ...]" = ()
-    tier: str = ""  # as recorded; empty: to be drawn
-    model: str = ""  # as recorded
+from shared.prefix import pieces_of_ids
 
 
 class LengthSource(Protocol):
     """A source of lengths. `index`: of the request; `rank`: its tier's place, tightest first."""
 
     def draw(self, index: int, rank: int, rng: Random) -> Lengths: ...
-
-
-class Law(Protocol):
-    """A distribution of token counts, by its inverse."""
-
-    def at(self, u: float) -> int:
-        """The quantile of `u` in [0, 1): a count of at least 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class TruncatedLognormal:
-    """shift + exp(mu + sigma Z) between `minimum` and `maximum`."""
-
-    mu: float
-    sigma: float
-    maximum: int
-    minimum: int = 1  # above `shift`
-    shift: float = 0.0
-
-    def at(self, u: float) -> int:
-        low, high = (
-            NORMAL.cdf((math.log(bound - self.shift) - self.mu) / self.sigma)
-            for bound in (self.minimum, self.maximum)
-        )
-        z = NORMAL.inv_cdf(_inside(low + u * (high - low)))
-        return max(
-            self.minimum, min(self.maximum, round(self.shift + math.exp(self.mu + self.sigma * z)))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TruncatedWeibull:
-    """scale (-ln U)^(1/shape) between 1 and `maximum`."""
-
-    shape: float
-    scale: float
-    maximum: int
-
-    def at(self, u: float) -> int:
-        low, high = (
-            -math.expm1(-((bound / self.scale) ** self.shape)) for bound in (1, self.maximum)
-        )
-        within = _inside(low + u * (high - low))
-        tokens: float = self.scale * (-math.log1p(-within)) ** (1 / self.shape)
-        return max(1, min(self.maximum, round(tokens)))
-
-
-def _inside(p: float) -> float:
-    """The nearest probability at which an inverse distribution is finite."""
-    return min(max(p, 1e-12), 1 - 1e-12)
-
-
-@dataclass(frozen=True, slots=True)
-class Knots:
-    """Linear between the quantiles `tokens` at the probabilities `p`, which rise from 0 to 1."""
-
-    p: Sequence[float]
-    tokens: Sequence[float]
-
-    def at(self, u: float) -> int:
-        i = min(bisect_right(self.p, u), len(self.p) - 1)
-        share = (u - self.p[i - 1]) / (self.p[i] - self.p[i - 1])
-        return max(1, round(self.tokens[i - 1] + share * (self.tokens[i] - self.tokens[i - 1])))
-
-
-def scaled_beta(a: float, b: float, low: float, high: float, pieces: int = 512) -> Knots:
-    """low + (high - low) Beta(a, b), by its quantiles at `pieces` + 1 places.
-
-    With x = sin^2(angle) the density is sin^(2a-1) cos^(2b-1), bounded for a and b of a half or
-    more, so equal steps of the angle do.
-    """
-    step = math.pi / 2 / pieces
-    middles = [(n + 0.5) * step for n in range(pieces)]
-    mass = list(
-        accumulate(
-            (math.sin(x) ** (2 * a - 1) * math.cos(x) ** (2 * b - 1) for x in middles), initial=0.0
-        )
-    )
-    tokens = [low + (high - low) * math.sin(n * step) ** 2 for n in range(pieces + 1)]
-    return Knots([one / mass[-1] for one in mass], tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Shorter:
-    """A law whose counts are divided by `times`."""
-
-    law: Law
-    times: int
-
-    def at(self, u: float) -> int:
-        return max(1, round(self.law.at(u) / self.times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +107,6 @@ class Rounds:
         rounds = 1 + min(bisect_right(self.cumulative, rng.random()), len(self.cumulative) - 1)
         first, *later = (self.pair.pair(rng, context_tokens) for _ in range(rounds))
         return first._replace(then=tuple(each._replace(pause_s=self.pause_s) for each in later))
-
-
-def coupled(u: float, v: float, rank_correlation: float) -> float:
-    """A uniform value like `v` with this rank correlation to `u`; both are uniform on [0, 1)."""
-    # the correlation of the two normal values whose ranks have that correlation
-    r = 2 * math.sin(math.pi / 6 * rank_correlation)
-    z = r * NORMAL.inv_cdf(_inside(u)) + math.sqrt(1 - r * r) * NORMAL.inv_cdf(_inside(v))
-    return NORMAL.cdf(z)
 
 
 # The datasets of QoServe Table 2, each matched to its published median and 90th percentile.
@@ -337,7 +234,7 @@ CNN_DM = Shape(
 )
 
 # The shapes by rank of the tier, tightest first; the last one serves all tiers beyond.
-WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
+WORKLOADS: Mapping[str, Sequence[Drawn]] = {
     "azure-code": (AZURE_CODE,),
     "azure-conv": (AZURE_CONV,),
     "sharegpt": (SHAREGPT,),
@@ -351,6 +248,10 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "mixed": (CODER, CHATBOT, SUMMARIZER),
     "reasoning": (REASONING,),
     "toolllm": (TOOLLLM,),
+    "chat-sessions": (CHAT_SESSIONS,),
+    "agent-loops": (AGENT_LOOPS,),
+    "rag": (RAG,),
+    "system-prompt": (SYSTEM_PROMPT,),
     # SOLA Table 3, Ascendra Table 2. `chatbot` and `sharegpt` stand for their ShareGPT:
     # docs/simulator.md says why.
     "longbench-placeholder": (LONGBENCH,),
@@ -367,7 +268,7 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
 class Synthetic:
     """A workload within a context: pairs that do not fit are drawn again."""
 
-    shapes: Sequence[Shape | Thinking | Rounds]
+    shapes: Sequence[Drawn]
     context_tokens: int
 
     def draw(self, index: int, rank: int, rng: Random) -> Lengths:
@@ -384,8 +285,18 @@ class Rows:
     def draw(self, index: int, rank: int, rng: Random) -> Lengths:
         rows = self.trace.rows
         row = rows[index] if self.in_order else rows[rng.randrange(len(rows))]
-        lengths = row.prompt_tokens, row.output_tokens, row.application
-        return Lengths(*lengths, tier=row.tier, model=row.model)
+        return self._lengths(row)._replace(then=tuple(self._lengths(each) for each in row.then))
+
+    def _lengths(self, row: TraceRow) -> Lengths:
+        return Lengths(
+            row.prompt_tokens,
+            row.output_tokens,
+            row.application,
+            pause_s=row.pause_s,
+            tier=row.tier,
+            model=row.model,
+            pieces=pieces_of_ids(row.ids, self.trace.id_tokens, row.prompt_tokens),
+        )
 
 
 def named_workload(name: str, context_tokens: int) -> Synthetic:

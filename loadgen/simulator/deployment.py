@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from loadgen.simulator.elastic.law import Scaling
 from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.misjudged import BatchTime
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
@@ -24,6 +25,11 @@ class ReplicaFacts:
     block_tokens: int = 16
     context_tokens: int = 8192
     max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """The KV's tokens; None: as the profile states them."""
+        return self.kv_blocks * self.block_tokens or None
 
     def resolved(self, kv_capacity_tokens: int) -> "ReplicaFacts":
         """These limits, with `kv_blocks` from the profile's KV capacity and a context that fits."""
@@ -47,6 +53,7 @@ class EngineFacts(NamedTuple):
     draft: DraftCost
     # The most drafts of a chain, for an engine that verifies no trees, as vLLM; 0: trees.
     longest_chain: int = 0
+    batch_s: BatchTime | None = None  # the seconds of an iteration; None: as its profile says
 
 
 class ServedModel(NamedTuple):

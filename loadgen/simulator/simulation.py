@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec.structs import replace
+
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
 from loadgen.simulator.elastic.scaler import Scaler
 from loadgen.simulator.misjudged import MisjudgedLengths, stretched
@@ -30,6 +32,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
+from shared.prefix import CHAIN_TOKENS, chain_of_pieces, prefix_of
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
@@ -151,6 +154,7 @@ class Served:
         if engine is not None:
             own = profiles.load(engine.profile)
             own_draft = draft_of(own, engine.draft)
+        batch_s = own.batch_s if engine is None or engine.batch_s is None else engine.batch_s
         return Served(
             name=model.name,
             announced=model.name or file.model,
@@ -158,7 +162,7 @@ class Served:
             profile=profile,
             draft=draft,
             facts=deployment.facts.resolved(file.kv_capacity_tokens),
-            batch_s=own.batch_s if times == 1.0 else stretched(own.batch_s, times),
+            batch_s=batch_s if times == 1.0 else stretched(batch_s, times),
             engine_draft=own_draft,
             longest_chain=0 if engine is None else engine.longest_chain,
         )
@@ -313,7 +317,11 @@ class Simulation:
         self._slos[i] = record.slo
         if self._scaler is not None:
             self._scaler.law.arrived(record)
-        self._fleet.receive(record, body)
+        chain = chain_of_pieces(planned.text)
+        if chain:
+            prompt = chain[: record.prompt_tokens // CHAIN_TOKENS]
+            record = replace(record, prefix=prefix_of(prompt))
+        self._fleet.receive(record, body, chain)
 
     def _end(self, record: Record) -> None:
         """A request has ended, with this record."""

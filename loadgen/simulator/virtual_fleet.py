@@ -27,6 +27,7 @@ from shared.core.record import record as life
 from shared.core.relegation import relegation
 from shared.core.relegation.relegation import RelegationCore, RelegationEvent, RelegationSettings
 from shared.core.tick import Tick
+from shared.prefix import Chain
 from shared.routing.pipeline import Router
 from shared.schemas import (
     AttemptOver,
@@ -84,6 +85,7 @@ class VirtualFleet:
         self._digests: dict[ReplicaId, Route] = {}
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
+        self._chains: dict[RequestKey, Chain] = {}
         self.offloaded = 0
         self.moved = 0  # times a request lost its replica
         self.drained = 0  # times a replica that left handed a request on
@@ -170,6 +172,9 @@ class VirtualFleet:
     def body(self, key: RequestKey) -> Body:
         return self._bodies[key]
 
+    def chain(self, key: RequestKey) -> Chain:
+        return self._chains.get(key, ())
+
     def token_times(self, key: RequestKey) -> "array[float]":
         return self.times[key]
 
@@ -185,7 +190,7 @@ class VirtualFleet:
 
     # ------------------------------------------------------------ admission
 
-    def receive(self, record: Record, body: Body) -> None:
+    def receive(self, record: Record, body: Body, chain: Chain = ()) -> None:
         """Take in a new request: choose its first place before its record is written, or refuse it
         if too many are open.
         """
@@ -207,6 +212,8 @@ class VirtualFleet:
             return
         picked = self._admission.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now_s)
         self._bodies[record.key] = body
+        if chain:
+            self._chains[record.key] = chain
         hops_left = 0
         if picked is not None:
             replica, incarnation, hops_left = picked
@@ -319,6 +326,7 @@ class VirtualFleet:
         self._records[record.key] = record
         if record.verdict is not None:
             del self._records[record.key], self._bodies[record.key]
+            self._chains.pop(record.key, None)
             if not self._keep_times:
                 del self.times[record.key]
             self._on_end(record)
@@ -357,6 +365,8 @@ class VirtualFleet:
     def _receive_digest(self, digest: Digest) -> None:
         self._digest_at_s[digest.replica] = digest.at_unix_s
         self._admit(admission.Heard(digest))
+        for replica in self._admission.lacking:
+            self._admit(admission.Told(replica, self._replicas[replica].core.kept.all()))
         self._pool(relegation.Heard(digest))
 
     def check(self) -> None:

@@ -41,6 +41,7 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
+from shared.prefix import Chain
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -66,6 +67,9 @@ class Store(Protocol):
     def record(self, key: RequestKey) -> Record: ...
 
     def body(self, key: RequestKey) -> Body: ...
+
+    def chain(self, key: RequestKey) -> Chain:
+        """The chain of its prompt and output; empty: it shares nothing with others."""
 
     def token_times(self, key: RequestKey) -> "array[float]":
         """The array that keeps the instants of this request's tokens."""
@@ -198,7 +202,8 @@ class VirtualReplica:
         record, body = self._store.record(hold.key), self._store.body(hold.key)
         if not self.worker.held:
             self._work_since_s = self._timeline.now_s
-        answer = self.worker.hold(hold, record, body, self._store.token_times(hold.key))
+        times, chain = self._store.token_times(hold.key), self._store.chain(hold.key)
+        answer = self.worker.hold(hold, record, body, times, chain)
         if self._accounts is not None:
             self._accounts.held(hold, record, self._timeline.now_s)
         held_s = self._latency.held.draw_s(self._rng)

@@ -11,25 +11,27 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from loadgen.simulator.drafting import Drafting, Requests
-from loadgen.simulator.luck import Luck
+from loadgen.simulator.iteration.drafting import Drafting, Requests
+from loadgen.simulator.iteration.held import Counters, HeldRequest
+from loadgen.simulator.iteration.luck import Luck
+from loadgen.simulator.iteration.prefixes import Prefixes
+from loadgen.simulator.iteration.running import Found, Running
 from loadgen.simulator.misjudged import BatchTime
-from loadgen.simulator.running import Running
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
 from shared.core.replica.events import DraftedIteration
 from shared.core.replica.in_flight import shape_of
 from shared.core.worker.held_request import seed_of
 from shared.perf.draft import Draft
-from shared.policy.acceptance import Acceptance
+from shared.policy.acceptance import Acceptance, drafting_depth
 from shared.policy.need import Paces
 from shared.policy.seam import Bools, Floats
 from shared.policy.speculation import along
+from shared.prefix import Chain
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -43,28 +45,6 @@ from shared.schemas import (
     Selection,
 )
 from shared.vocabulary import FinishReason, ServiceClass
-
-
-@dataclass(slots=True)
-class Counters:
-    iterations: int = 0
-    tokens: int = 0
-    drafted: int = 0  # draft tokens verified
-    accepted: int = 0  # of these
-    verifications: int = 0  # entries that had drafts verified
-    exec_s: float = 0.0
-    idle_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Request:
-    record: Record
-    times: "array[float]"
-    reason: FinishReason  # of its end, once all of its output is made
-    service_class: ServiceClass
-    relegated: bool
-    thinking_tokens: int | None  # as in Measure
-
 
 NEVER = 1 << 30  # tokens: longer than any output
 
@@ -81,9 +61,8 @@ class VirtualWorker:
         self.counters = Counters()
         self._queue: deque[BatchPlan] = deque()
         self._running: Running | None = None
-        self._requests: dict[int, _Request] = {}
-        self._next_seq, self._ack_seq = 1, 0
-        slots = announce.max_slots
+        self._requests: dict[int, HeldRequest] = {}
+        self._next_seq, self._ack_seq, slots = 1, 0, announce.max_slots
         self._here = np.zeros(slots, dtype=np.bool_)
         self._prompt: Ints = np.zeros(slots, dtype=np.int32)
         self._known: Ints = np.zeros(slots, dtype=np.int32)  # prompt and output tokens
@@ -102,6 +81,7 @@ class VirtualWorker:
         self._max_tokens: Ints = np.zeros(slots, dtype=np.int32)
         self._best_effort: Bools = np.zeros(slots, dtype=np.bool_)
         self._emit: list[Callable[[float], None]] = [_no_request] * slots
+        self._prefixes = Prefixes(announce, self._computed)
 
     @property
     def running(self) -> bool:
@@ -111,9 +91,11 @@ class VirtualWorker:
     def held(self) -> int:
         return len(self._requests)
 
-    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> OfferAccepted:
+    def hold(
+        self, hold: Hold, record: Record, body: Body, times: "array[float]", chain: Chain = ()
+    ) -> OfferAccepted:
         """Take a request in. `times` has the instants of the tokens of earlier attempts, and
-        receives those to come.
+        receives those to come. `chain`: of its prompt and its output; one without shares nothing.
         """
         assert hold.attempt == record.attempt and not self._here[hold.slot], (
             f"slot {hold.slot} of {self._announce.replica}"
@@ -126,7 +108,7 @@ class VirtualWorker:
         if sampling.output_tokens is not None and sampling.output_tokens - made <= left:
             left, reason = sampling.output_tokens - made, FinishReason.STOP
         slot = hold.slot
-        self._requests[slot] = _Request(
+        self._requests[slot] = HeldRequest(
             record,
             times,
             reason,
@@ -150,6 +132,7 @@ class VirtualWorker:
         self._max_tokens[slot] = record.max_tokens
         self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
+        self._prefixes.hold(slot, chain, record.resume)
         return OfferAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
@@ -175,7 +158,11 @@ class VirtualWorker:
                 if self._here[s]
             ]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
-            self._computed[slot], self._drafted[slot], self._decoding[slot] = 0, 0, False
+            self._prefixes.clear(slot)
+            self._drafted[slot], self._decoding[slot] = 0, False
+        self._prefixes.forget()
+        for slot, _ in ending:  # their KV is free before the entries run
+            self._prefixes.clear(slot)
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
         slots, caps = unpack(plan.slots).astype(np.intp), unpack(plan.caps)
@@ -185,25 +172,41 @@ class VirtualWorker:
         if np.count_nonzero(gone):
             skipped = pack(slots[gone])
             slots, caps = slots[~gone], caps[~gone]
-        if plan.selection is not None:
-            selection = plan.selection
-            if skipped:
-                selection = along(selection, np.flatnonzero(~gone).tolist())
+        selection, found = plan.selection, None
+        if selection is not None and skipped:
+            selection = along(selection, np.flatnonzero(~gone).tolist())
+        if self._prefixes.any:
+            found = self._find(slots, caps, selection)
+        if found is not None and not found.runs.all():
+            slots, caps = slots[found.runs], caps[found.runs]
+            if selection is not None:
+                selection = along(selection, np.flatnonzero(found.runs).tolist())
+        if selection is not None and len(slots):
             drafting = self._drafting(selection, slots, caps)
             exec_s = drafting.begin(now_unix_s)
             self._drafted[slots] = drafting.did.filled
-            self._running = Running.drafting_now(plan, slots, drafting, skipped, ending)
+            self._running = Running.drafting_now(plan, slots, drafting, skipped, ending, found)
             return exec_s
         has = self._computed[slots]
         wanted = self._known[slots] - has
         tokens: Ints = np.minimum(caps, wanted)
         decodes, emits = self._decoding[slots], tokens >= wanted
         shape = shape_of(has, tokens, decodes)
-        alike = np.count_nonzero(emits) == shape.decodes and not ending and not skipped
+        alike = np.count_nonzero(emits) == shape.decodes and not (ending or skipped or found)
         self._running = Running(
-            plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike
+            plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike, found
         )
         return self._batch_s(shape)
+
+    def _find(self, slots: Indices, caps: Ints, selection: Selection | None) -> Found | None:
+        """Lets the entries of a plan that begin share what others computed."""
+        known = self._known[slots]
+        left = known - self._computed[slots]
+        asked: Ints = np.minimum(caps, left)
+        if selection is not None:
+            drafts = drafting_depth(selection, left, known - self._prompt[slots]) > 0
+            asked = np.where(drafts, np.minimum(caps, self._left[slots]), asked)
+        return self._prefixes.find(slots, known, asked)
 
     def _drafting(self, selection: Selection, slots: Indices, caps: Ints) -> Drafting:
         assert self._draft is not None, "speculation without a draft model"
@@ -272,6 +275,8 @@ class VirtualWorker:
         assert running is not None
         n, emitting = len(ends_unix_s), running.slots[running.emits]
         self._computed[running.slots] += n * running.tokens
+        if self._prefixes.any:
+            self._prefixes.name(running.slots, self._decoding)
         self._known[emitting] += n
         self._left[emitting] -= n
         self._thinking[emitting] -= n
@@ -359,8 +364,13 @@ class VirtualWorker:
             complete, answering = self._advance(running, emitted, drafted, ended_unix_s)
             ended = [(slot, self._requests[slot].reason.value) for slot in complete]
         ended += sorted(running.ending)
+        shared_blocks, tokens, cached = self._prefixes.shared_blocks, running.tokens, b""
+        if running.found is not None:
+            columns = running.found.columns(tokens, emitted, drafted)
+            slots, tokens, emitted, drafted, cached = columns
         overs = [self._over(slot, why) for slot, why in ended]
         self._ack_seq += 1
+        kept, dropped = self._prefixes.changes()
         ack = PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
@@ -368,7 +378,7 @@ class VirtualWorker:
             plan_seq=plan.seq,
             ack_seq=self._ack_seq,
             slots=plan.slots if not running.skipped else pack(slots),
-            computed=pack(running.tokens),
+            computed=pack(tokens),
             emitted=pack(emitted),
             ended=ended,
             preempted=plan.preempted,
@@ -376,12 +386,16 @@ class VirtualWorker:
             promoted=plan.promoted,
             skipped=running.skipped,
             drafted=pack(drafted) if drafted is not None and drafted.any() else b"",
+            cached=cached,
+            shared_blocks=shared_blocks,
             answering=pack([slot for slot, _ in answering]) if answering else b"",
             thinking_tokens=pack([tokens for _, tokens in answering]) if answering else b"",
             started_unix_s=started_unix_s,
             ended_unix_s=ended_unix_s,
             exec_s=exec_s,
             idle_s=idle_s,
+            kept=kept,
+            dropped=dropped,
         )
         return ack, overs
 
@@ -400,6 +414,8 @@ class VirtualWorker:
         left = self._left[emitting] - made
         self._left[emitting] = left
         self._decoding[emitting] = True
+        if self._prefixes.any:
+            self._prefixes.name(slots, self._decoding)
         emit = self._emit
         for slot in emitting.tolist():
             emit[slot](at_unix_s)
@@ -439,7 +455,8 @@ class VirtualWorker:
         record = request.record
         if record.slo.thinks and request.thinking_tokens is None:
             self._thinking[slot], self._thinkers = NEVER, self._thinkers - 1
-        self._here[slot], self._computed[slot], self._emit[slot] = False, 0, _no_request
+        cached_tokens = self._prefixes.leave(slot)
+        self._here[slot], self._emit[slot] = False, _no_request
         measure = measured(
             request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
         )
@@ -451,7 +468,9 @@ class VirtualWorker:
             why=why,
             relegated=request.relegated or why == "relegated",
             service_class=request.service_class,
-            resume=Resume(tokens=bytes(4 * measure.tokens), measure=measure),
+            resume=Resume(
+                tokens=bytes(4 * measure.tokens), measure=measure, cached_tokens=cached_tokens
+            ),
         )
 
     def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
@@ -469,8 +488,7 @@ class VirtualWorker:
         peak = self._computed.copy()
         if self._running is not None:
             peak[self._running.slots] += self._running.fills
-        blocks = -(-peak // self._announce.block_tokens)
-        assert int(blocks.sum()) <= self._announce.kv_blocks, "KV beyond capacity"
+        self._prefixes.check(peak)
         assert (self._computed[held] <= self._known[held]).all() and (self._left[held] > 0).all()
         for slot, request in self._requests.items():
             assert self._known[slot] == request.record.prompt_tokens + len(request.times), (

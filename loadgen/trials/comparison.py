@@ -105,7 +105,9 @@ def compare(
     for at, (_, requests, trials) in enumerate(offered):
         one = trials[0]
         by = one.deployment
-        tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas))
+        tasks.append(
+            partial(bound, requests, one.tiers, by.profile, by.replicas, by.facts.kv_tokens)
+        )
         tasks += [partial(serve, trial, requests, latencies) for trial in trials]
         places += [(at, n) for n in range(-1, len(trials))]
     rates = ", ".join(dict.fromkeys(f"{rate_rps:g}" for rate_rps, _, _ in offered))

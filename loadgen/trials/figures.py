@@ -115,6 +115,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     # output tokens of requests whose SLO was met ([adaserve] section 6.1)
     goodput_tokens_per_s: float = 0.0
     by_model: dict[str, Group] | UnsetType = UNSET  # where there are several
+    # of the prompt tokens of requests that ended, found in a prefix cache; where prompts share any
+    cached_fraction: float | UnsetType = UNSET
 
 
 def figures_of(
@@ -165,6 +167,7 @@ def figures_of(
         verifications=result.verifications,
         goodput_tokens_per_s=_tokens(verdicts, met) / trial.duration_s,
         by_model=measured.groups([r.model for r in requests]) if by.models else UNSET,
+        cached_fraction=_cached(verdicts) if any(r.pieces for r in requests) else UNSET,
     )
 
 
@@ -252,6 +255,12 @@ def _finished(verdict: Verdict | None) -> bool:
 def _tokens(verdicts: Sequence[Verdict | None], met: Mask) -> int:
     """The output tokens of the requests whose SLO was met."""
     return sum(v.output_tokens for v, kept in zip(verdicts, met, strict=True) if v and kept)
+
+
+def _cached(verdicts: Sequence[Verdict | None]) -> float:
+    """The fraction of the prompt tokens that were found in a prefix cache."""
+    ended = [v for v in verdicts if v is not None]
+    return sum(v.cached_tokens for v in ended) / max(1, sum(v.prompt_tokens for v in ended))
 
 
 def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:

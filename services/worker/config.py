@@ -53,6 +53,8 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """vllm: further arguments of its engine, by vLLM's names."""
     adapters: dict[str, str] = {}
     """vllm: LoRA adapters, name to folder."""
+    prefix_caching: bool = False
+    """sim: prompts that begin alike share KV, as they always do with torch and vllm."""
     script: str = ""
     """sim: a file of answers to give in place of pseudo words."""
     context_tokens: Count = 8192

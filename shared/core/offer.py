@@ -54,4 +54,5 @@ def offer_of(
         model=record.model,
         weight=record.weight,
         hops_left=hops_left,
+        prefix=record.prefix,
     )

@@ -31,9 +31,9 @@ PARTS: Mapping[RouterName, Parts] = {
         ),
         BestFirst,
     ),
-    # The same, but decodes count as backlog, and equal replicas are taken in turn.
+    # The same, but others' time counts as well, and equal replicas are taken in turn.
     "in_time": Parts(
-        (scorers.free_slot, scorers.attainability, scorers.surplus, scorers.kv_room, scorers.load),
+        (scorers.free_slot, scorers.attainability, scorers.surplus, scorers.kv_room, scorers.delay),
         BestInTurn,
     ),
     "round_robin": Parts((), Rotation),

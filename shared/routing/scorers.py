@@ -12,8 +12,7 @@ from shared.vocabulary import ServiceClass
 # several routers with the same digests must not all pick the same replica.
 BACKLOG_STEP = 0.02  # of the time the request has
 KV_STEP = 0.125  # of the capacity
-# A decode's share of the time until a request's first token: forty tokens of 50 us in a full batch.
-DECODE_S = 0.002
+DECODE = 0.25  # of a prefill's time is lost to each decode beside it
 # Less free KV than this share counts as none: running decodes will want it.
 KV_TIGHT = 0.05
 
@@ -28,12 +27,8 @@ def free_slot(_offer: Offer) -> Score:
 
 def attainability(offer: Offer) -> Score:
     """1 if the replica's queue leaves time for the SLO, as predicted, or there is no SLO."""
-    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
-
-    def attainable(digest: Digest) -> float:
-        return _backlog_s(digest) < due_unix_s - max(digest.at_unix_s, arrived_unix_s)
-
-    return attainable
+    left_s = _left_s(offer)
+    return lambda digest: _backlog_s(digest) - _found_s(digest) < left_s(digest)
 
 
 def surplus(offer: Offer) -> Score:
@@ -48,27 +43,39 @@ def kv_room(_offer: Offer) -> Score:
     return lambda digest: _kv_free_share(digest) >= KV_TIGHT
 
 
-def backlog(offer: Offer, decode_s: float = 0.0) -> Score:
+def backlog(offer: Offer) -> Score:
     """Minus the backlog relative to the time that the request has for its first token (or its
     last), in steps. Where there is no such time, minus the backlog in seconds, in the same steps.
     """
-    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
-
-    def relative(digest: Digest) -> float:
-        left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
-        return _share(_backlog_s(digest) + decode_s * digest.running, left_s)
-
-    return relative
+    left_s = _left_s(offer)
+    return lambda digest: _share(_backlog_s(digest) - _found_s(digest), left_s(digest))
 
 
-def load(offer: Offer) -> Score:
-    """Like `backlog`, but each standard decode counts as DECODE_S of backlog."""
-    return backlog(offer, DECODE_S)
+def delay(offer: Offer) -> Score:
+    """Like `backlog`, with the time that the request takes from all who are there: its prefill, as
+    far as the replica does not have it, delays each that waits by as much, and each decode by
+    DECODE of it, since decodes have tokens to spare. So affinity ends where it would cost more than
+    it saves.
+    """
+    left_s, tokens = _left_s(offer), offer.prompt_tokens + offer.generated_tokens
+
+    def delayed(digest: Digest) -> float:
+        own_s = digest.token_s * (tokens - digest.cached_tokens)
+        others = digest.waiting + DECODE * digest.running
+        return _share(_backlog_s(digest) + own_s * (1 + others), left_s(digest))
+
+    return delayed
 
 
 def kv_free(_offer: Offer) -> Score:
     """Minus the share of the KV in use, in steps."""
     return lambda digest: -int((1 - _kv_free_share(digest)) / KV_STEP)
+
+
+def _left_s(offer: Offer) -> Score:
+    """The seconds until its next deadline."""
+    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
+    return lambda digest: due_unix_s - max(digest.at_unix_s, arrived_unix_s)
 
 
 def _share(backlog_s: float, left_s: float) -> float:
@@ -82,6 +89,11 @@ def _kv_free_share(digest: Digest) -> float:
 
 def _backlog_s(digest: Digest) -> float:
     return max(0.0, digest.backlog_s)
+
+
+def _found_s(digest: Digest) -> float:
+    """The seconds that the replica saves of this prompt."""
+    return digest.token_s * digest.cached_tokens
 
 
 def _due_unix_s(offer: Offer) -> float:

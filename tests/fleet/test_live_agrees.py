@@ -26,7 +26,8 @@ import pytest
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.send_nats import cap_tokens, prompt_ids
+from loadgen.load.send_nats import cap_tokens
+from loadgen.load.texts.prompts import prompt_ids
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import Latency

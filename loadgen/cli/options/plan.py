@@ -60,7 +60,9 @@ class Demand:
                 raise ConfigError(
                     "--bursts needs poisson or gamma arrivals: recorded ones have their own bursts"
                 )
-            trace, squeeze = recorded_arrivals(trace, rate_rps, args.duration, args.seed)
+            trace, squeeze = recorded_arrivals(
+                trace, rate_rps, args.duration, args.seed, args.jitter
+            )
             if squeeze > 1:
                 notes.append(
                     f"time is compressed {squeeze:.2f} times to reach {rate_rps:g} requests/s"
@@ -114,7 +116,8 @@ def add_plan_arguments(
     add_options(
         parser.add_mutually_exclusive_group(required=needed),
         f"""
-        --trace FILE: recorded trace, as .csv or .csv.gz, in our schema or in Azure's
+        --trace FILE: recorded trace: CSV in our schema or in Azure's, or Mooncake's JSON lines;
+            also as .gz
         --workload NAME: built-in distribution of lengths: {", ".join(WORKLOADS)}
         """,
     )
@@ -125,6 +128,8 @@ def add_plan_arguments(
         --duration S = {duration_s}: seconds of arrivals
         --arrivals KIND = poisson: gaps between arrivals: poisson, gamma:CV (CV: coefficient of
             variation), or trace, as recorded
+        --jitter S = 0.0: move each recorded arrival by up to S seconds, where a trace's times are
+            rounded (Mooncake's: 3)
         --bursts PROFILE: multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded
             shape: {", ".join(SHAPES)} (default: a constant rate)
         --tenants N = 1: number of tenants that share the requests
@@ -200,6 +205,8 @@ def _check(args: argparse.Namespace) -> None:
     for name, value in (("--rate", args.rate), ("--duration", args.duration)):
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name} must be above 0")
+    if not 0 <= args.jitter < math.inf:
+        raise ConfigError("--jitter must be 0 or more")
     if not 0 <= args.important <= 1:
         raise ConfigError("--important is a fraction, 0 to 1")
     for name, value in (("--tenants", args.tenants), ("--context", args.context)):

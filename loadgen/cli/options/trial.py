@@ -92,6 +92,7 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
         --profile NAME = a100-llama3-8b: iteration-time model of the GPU:
             {", ".join(profiles.names())}, or a .json file
         --replicas N = 1: number of replicas
+        --kv-tokens N (int): KV of a replica, in tokens (default: as the profile states it)
         --latency {"|".join(LATENCIES)} = none: latency of control: none, as papers assume, or that
             of a live fleet
         --wait S (float): stop S seconds after the last arrival (default: run until all requests
@@ -131,6 +132,15 @@ def judged_tiers(args: argparse.Namespace, demand: Demand) -> TierSet:
     return demand.tiers.judged_by(args.definition)
 
 
+def _kv_blocks(kv_tokens: int | None) -> int:
+    """The blocks of this KV; 0: as the profile states it. Raises ConfigError for less than one."""
+    if kv_tokens is None:
+        return 0
+    if (blocks := kv_tokens // ReplicaFacts().block_tokens) < 1:
+        raise ConfigError(f"--kv-tokens must be {ReplicaFacts().block_tokens} or more")
+    return blocks
+
+
 def make_trial(
     args: argparse.Namespace,
     demand: Demand,
@@ -151,7 +161,7 @@ def make_trial(
         args.replicas,
         settings,
         LATENCIES[args.latency],
-        ReplicaFacts(context_tokens=args.context),
+        ReplicaFacts(kv_blocks=_kv_blocks(args.kv_tokens), context_tokens=args.context),
         draft=draft_of(args, file.draft),
         acceptance=args.acceptance,
     )

@@ -20,7 +20,14 @@ from loadgen.cli.options.plan import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
-from loadgen.load.report import engine_time, make_report, table, write_report, zero_gap_note
+from loadgen.load.report import (
+    engine_time,
+    make_report,
+    percent,
+    table,
+    write_report,
+    zero_gap_note,
+)
 from loadgen.load.tally import Tally
 from loadgen.tables import errors, output, print_json, print_line, print_table
 from shared.bus.users import OPERATOR
@@ -107,6 +114,8 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
             print_line(out, note)
         for sample in report.error_samples:
             print_line(out, f"  {sample}")
+        if report.cached_fraction is not None:
+            print_line(out, f"{percent(report.cached_fraction)} of prompt tokens found in a cache")
         print_line(out, f"requests were sent at most {1000 * report.lateness_max_s:.1f} ms late")
         if report.engines is not None:
             print_line(out, engine_time(report.engines))

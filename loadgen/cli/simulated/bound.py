@@ -39,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     trial, plan = read_run(args, console)
     with console.status("computing the tightest bound"):
         found = bound(
-            plan.requests, trial.tiers, trial.deployment.profile, trial.deployment.replicas
+            plan.requests,
+            trial.tiers,
+            trial.deployment.profile,
+            trial.deployment.replicas,
+            trial.deployment.facts.kv_tokens,
         )
     rate_rps, by = trial.rate_rps, trial.deployment
     rate_rps = len(plan.requests) / trial.duration_s if rate_rps is None else rate_rps

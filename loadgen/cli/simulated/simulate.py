@@ -12,7 +12,7 @@ from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Plan
 from loadgen.cli.options.trial import add_run_arguments, read_run
 from loadgen.load.mix import with_models
-from loadgen.load.report import zero_gap_note
+from loadgen.load.report import percent, zero_gap_note
 from loadgen.simulator.deployment import ServedModel
 from loadgen.simulator.simulation import SimulationResult
 from loadgen.tables import errors, output, print_json, print_line, print_table
@@ -130,14 +130,16 @@ def _cost(draft: DraftCost) -> str:
 
 def _summary(figures: Figures) -> str:
     """The lines below the table."""
-    drafts = ""
+    lines = ""
     if figures.verifications:
-        drafts = (
+        lines = (
             f"{figures.accepted} of {figures.drafted} drafted tokens accepted, "
             f"{1 + figures.accepted / figures.verifications:.2f} tokens per verification "
             f"(draft {_cost(figures.draft)}, acceptance {figures.acceptance:g})\n"
         )
-    return drafts + (
+    if isinstance(figures.cached_fraction, float):
+        lines += f"{percent(figures.cached_fraction)} of prompt tokens found in a prefix cache\n"
+    return lines + (
         f"goodput {figures.goodput_rps:.2f} requests/s; "
         f"{figures.relegated} relegated, {figures.preempted} preemptions\n"
         f"{figures.simulated_s:.0f} s simulated in {figures.wall_s:.1f} s "

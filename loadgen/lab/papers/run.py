@@ -12,8 +12,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
+from loadgen.load.lengths.laws import Lengths
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import Lengths, LengthSource, named_workload
+from loadgen.load.workload import LengthSource, named_workload
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from loadgen.trials.figures import Figures, figures_of

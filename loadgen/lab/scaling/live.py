@@ -17,7 +17,8 @@ import msgspec
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.lab.scaling.days import CONTEXT_TOKENS, TIERS, day
 from loadgen.load.mix import PlannedRequest
-from loadgen.load.send_nats import cap_tokens, prompt_ids
+from loadgen.load.send_nats import cap_tokens
+from loadgen.load.texts.prompts import prompt_ids
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.elastic.law import OurLaw, Scaling
 from loadgen.simulator.latency import Latency

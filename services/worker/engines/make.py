@@ -42,6 +42,7 @@ def _make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             pace=cfg.pace,
             acceptance=acceptance,
             script=load_script(cfg.script) if cfg.script else None,
+            prefix_caching=cfg.prefix_caching,
         ), tokenizer
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)

@@ -5,6 +5,7 @@ to the next step.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, assert_never
@@ -14,6 +15,7 @@ import msgspec
 from shared.core.admission.declines import Declines
 from shared.core.load_view import LoadView
 from shared.core.offer import as_offer
+from shared.core.prefixes.known import KnownPrefixes
 from shared.core.relegation.pool_work import PoolRoom
 from shared.core.shared_room import Shares
 from shared.core.tick import Tick
@@ -27,6 +29,7 @@ from shared.schemas import (
     OfferDeclined,
     OfferNotReady,
     PoolDigest,
+    Prefixes,
     Record,
 )
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
@@ -49,6 +52,14 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Heard:
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All prefixes that a replica keeps, which its digests alone did not tell."""
+
+    replica: ReplicaId
+    prefixes: Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,7 @@ class Gone:
     key: RequestKey
 
 
-AdmissionEvent = Opened | Heard | Pooled | Lost | Answered | GaveWay | Gone | Tick
+AdmissionEvent = Opened | Heard | Told | Pooled | Lost | Answered | GaveWay | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,7 @@ class AdmissionCore:
         self._open: dict[RequestKey, _Open] = {}
         self._shares = Shares(self._set.open_limit)
         self._loads = LoadView()
+        self._prefixes = KnownPrefixes()
         self._room = PoolRoom(self._set.pool_limit)
         self._declines = Declines()
         self._retry_unix_s = math.inf
@@ -207,11 +219,15 @@ class AdmissionCore:
                     self._enter(_Open(record, now_unix_s, record.attempt, told))
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
-                self._loads.received(digest, now_unix_s)
+                if self._loads.received(digest, now_unix_s):
+                    self._prefixes.heard(digest)
+            case Told(replica, prefixes):
+                self._prefixes.told(replica, prefixes)
             case Pooled(pool):
                 self._room.heard(pool, now_unix_s)
             case Lost(replica):
                 self._loads.gone(replica)
+                self._prefixes.gone(replica)
             case GaveWay(record):
                 self._declines.declined(record, now_unix_s)
             case Gone(key):
@@ -230,13 +246,29 @@ class AdmissionCore:
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> First | None:
         """The first place of a request, to be stored with its record. Its load is debited there."""
-        order = self._router(offer, self._loads.views(now_unix_s), self._rng)
+        views = self._views(offer, now_unix_s)
+        order = self._router(offer, views, self._rng)
         replica = next(iter(order), None)
         digest = None if replica is None else self._loads.raw(replica)
         if replica is None or digest is None:
             return None
-        self._loads.placed(replica, offer.prompt_tokens, now_unix_s)
+        self._debit(offer, views[replica], now_unix_s)
         return First(replica, digest.incarnation, self._hops_left(1, len(order)))
+
+    def _views(self, offer: Offer, now_unix_s: float) -> Mapping[ReplicaId, Digest]:
+        """The replicas as they are for this offer."""
+        return self._prefixes.seen(offer, self._loads.views(now_unix_s), now_unix_s)
+
+    def _debit(self, offer: Offer, seen: Digest, now_unix_s: float) -> None:
+        """The offer leaves for this replica, which has some of its prompt."""
+        new_tokens = offer.prompt_tokens - seen.cached_tokens
+        self._loads.placed(seen.replica, new_tokens, now_unix_s)
+        self._prefixes.placed(seen.replica, offer, now_unix_s)
+
+    @property
+    def lacking(self) -> Sequence[ReplicaId]:
+        """The replicas whose planners are to be asked for all their prefixes: Told follows."""
+        return self._prefixes.lacking
 
     def _hops_left(self, hops: int, fresh: int) -> int:
         """The replicas that may be asked after the `hops`-th. `fresh`: not asked before it."""
@@ -315,8 +347,9 @@ class AdmissionCore:
         if waiting.busy:
             return
         record = waiting.record
-        views = self._loads.views(now_unix_s)
-        order = self._router(as_offer(record, ServiceClass.STANDARD), views, self._rng)
+        offer = as_offer(record, ServiceClass.STANDARD)
+        views = self._views(offer, now_unix_s)
+        order = self._router(offer, views, self._rng)
         fresh = [replica for replica in order if replica not in waiting.tried]
         if waiting.hops < self._set.hop_limit and fresh:
             replica = fresh[0]
@@ -325,7 +358,7 @@ class AdmissionCore:
             waiting.tried.append(replica)
             waiting.hops += 1
             waiting.busy = True
-            self._loads.placed(replica, record.prompt_tokens, now_unix_s)
+            self._debit(offer, views[replica], now_unix_s)
             left = self._hops_left(waiting.hops, len(fresh))
             actions.append(
                 Place(key, waiting.attempt, replica, digest.incarnation, left, waiting.declined)

@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.columns import unpack
+from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.learning import Learning
-from shared.core.replica.request_table import DECODE, RequestTable
+from shared.core.replica.request_table import RequestTable
+from shared.core.replica.table_rows import DECODE
 from shared.perf.iteration_time import Profile, prefill_token_s
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
-from shared.schemas import Announce, Digest, Offer, RosterEntry
+from shared.schemas import Announce, Digest, Offer, PlanAck, RosterEntry
 from shared.vocabulary import ServiceClass
 
 
@@ -27,6 +30,7 @@ def digest_of(
     now_unix_s: float,
     free_slots: int,
     best_effort_waiting: int,
+    prefixes: tuple[int, bytes, bytes],
 ) -> Digest:
     """The digest. `reserved`: offers accepted and on the way to the worker. Surplus is reported
     while fewer than `best_effort_waiting` best-effort requests wait for their prefill.
@@ -35,8 +39,11 @@ def digest_of(
     standard = ~table.best_effort[:n]
     decode = table.phase[:n] == DECODE
     left = np.where(decode, 0, table.target_tokens[:n] - table.computed_tokens[:n])
-    waiting_tokens = int(left[standard].sum()) + sum(offer.prompt_tokens for offer in reserved)
-    future = -(-int(left.sum()) // table.block_tokens)
+    new = sum(offer.prompt_tokens - offer.cached_tokens for offer in reserved)
+    waiting_tokens = int(left[standard].sum()) + new
+    found = table.expected(np.arange(n))  # it takes KV once it is found
+    unheld = int(left.sum()) + (0 if found is None else int(found.sum()))
+    future = -(-unheld // table.block_tokens)
     step = BatchShape(
         decodes=int(np.count_nonzero(decode)),
         decode_context=int(table.computed_tokens[:n][decode].sum()),
@@ -67,6 +74,9 @@ def digest_of(
         context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
+        prefix_seq=prefixes[0],
+        prefixes_kept=prefixes[1],
+        prefixes_dropped=prefixes[2],
     )
 
 
@@ -79,7 +89,7 @@ def loads_of(
     left = (table.target_tokens[rows] - table.computed_tokens[rows]).tolist()
     waiting = [table.offers[slot] for slot in table.slot[rows].tolist()]
     token_s = prefill_token_s(profile, BatchShape())
-    tokens = [*left, *(offer.prompt_tokens for offer in reserved)]
+    tokens = [*left, *(offer.prompt_tokens - offer.cached_tokens for offer in reserved)]
     return merged(
         Neighbour(offer.key.partition(".")[0], offer.tier, 1, its * token_s)
         for offer, its in zip([*waiting, *reserved], tokens, strict=True)
@@ -120,6 +130,15 @@ class Counters:
     resyncs: int = 0
     mispredicted_entries: int = 0
     forced_preemptions: int = 0
+    # of prompts that began: tokens expected in the prefix cache, and those that were found there
+    expected_tokens: int = 0
+    found_tokens: int = 0
+
+    def cached(self, flight: InFlightPlan, ack: PlanAck) -> None:
+        if flight.expected is not None:
+            self.expected_tokens += int(flight.expected.sum())
+        if ack.cached:
+            self.found_tokens += int(unpack(ack.cached).sum())
 
 
 class Figures(NamedTuple):

@@ -46,6 +46,7 @@ class Synced:
     entries: Sequence[ResyncEntry]
     shared_blocks: int = 0
     draft_shared_blocks: int = 0
+    kept: bytes = b""  # hashes of the prefixes that the engine keeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from shared.columns import Indices
-from shared.core.replica.request_table import DECODE, RequestTable
+from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, attempt_of
+from shared.core.replica.table_rows import DECODE
 from shared.policy.seam import Floats
 from shared.schemas import Offer
 

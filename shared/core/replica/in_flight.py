@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.columns import Indices, Ints
+from shared.columns import Indices, Ints, pack
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools
 from shared.schemas import Selection
@@ -40,7 +40,14 @@ class InFlightPlan:
     follows: bool
     dropped_blocks: int  # blocks of the requests that its orders release and preempt
     dropped_draft_blocks: int  # the same in the draft model's KV
+    # positions of `computed` that each entry is expected to find in a prefix cache; None: none
+    expected: Ints | None = None
     reshaped: bool = False  # its shape has changed since its time was predicted
+
+    @property
+    def cached(self) -> bytes:
+        """The column of its ack if the cache has what is expected."""
+        return b"" if self.expected is None else pack(self.expected)
 
     def predict_entry(
         self, entry: int, has: int, computed: int, emitted: int, decode: bool
@@ -56,7 +63,8 @@ class InFlightPlan:
         if not self.unsure[entry]:
             self.caps[entry] = computed
         if self.selection is None:
-            self.shape = shape_of(self.has, self.computed, self.decode)
+            found = 0 if self.expected is None else self.expected
+            self.shape = shape_of(self.has + found, self.computed - found, self.decode)
             self.reshaped = True
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from shared.columns import pack
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.prediction import Prediction
-from shared.core.replica.request_table import WAITING, RequestTable
+from shared.core.replica.request_table import RequestTable
+from shared.core.replica.table_rows import WAITING
 from shared.policy.seam import Choice
 from shared.schemas import Announce, BatchPlan
 from shared.vocabulary import FinishReason

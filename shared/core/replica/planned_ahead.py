@@ -54,6 +54,8 @@ class PlannedAhead:
         """
         if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
             return 1
+        if flights[0].expected is not None:
+            return 1  # the next one finds nothing
         if flights[0].selection is not None:
             # the number of accepted drafts is known only afterwards: the driver sees whether one
             # more iteration may follow

@@ -13,7 +13,8 @@ import numpy as np
 from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack, unpack
 from shared.core.replica.events import Leapt
 from shared.core.replica.in_flight import InFlightPlan, shape_of
-from shared.core.replica.request_table import DECODE, RequestTable
+from shared.core.replica.request_table import RequestTable
+from shared.core.replica.table_rows import DECODE
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Bools, Choice, Speculation
@@ -168,13 +169,15 @@ class Prediction:
           kv_held_blocks      | + blocks | + blocks   | + blocks    | + blocks | + blocks | + blocks
 
         `newest_token_unix_s` is written when a view is made (`date_newest_tokens`). A row that has
-        made its last token (generated_tokens = max_tokens) leaves the live rows.
+        made its last token (generated_tokens = max_tokens) leaves the live rows. What a request
+        that begins is expected to find in a prefix cache is in `c` already.
         """
         slots, caps, speculation, blocks, _ = entries
         table = self._table
         rows = table.row_of[slots]
         decode: Bools = table.phase[rows] == DECODE
         has, restarts = table.computed_tokens[rows], table.restarts[rows]
+        expected = table.expected(rows)
         drafting = (
             Drafting(caps, nothing := np.zeros(len(caps), dtype=np.int32), caps, nothing, 0.0, None)
             if speculation is None
@@ -189,11 +192,14 @@ class Prediction:
             emitted, firsts = table.end_chunks(rows, decode, end_unix_s)
         all_emit = len(rows) == shape.decodes
         table.make_tokens(rows if all_emit else rows[emitted])
+        computed = drafting.computed
+        if expected is not None:  # these begin at 0
+            has, computed = has - expected, computed + expected
         flight = InFlightPlan(
             seq=seq,
             slots=slots,
             packed_slots=pack(slots),
-            computed=drafting.computed,
+            computed=computed,
             emitted=emitted.astype(np.int32),
             makers=slots if all_emit else slots[emitted],
             unsure=drafting.unsure,
@@ -213,6 +219,7 @@ class Prediction:
             follows=bool(self.flights),
             dropped_blocks=self._dropped_blocks,
             dropped_draft_blocks=self._dropped_draft_blocks,
+            expected=expected,
         )
         self._dropped_blocks = self._dropped_draft_blocks = 0
         self.flights.append(flight)

@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.columns import unpack
 from shared.core.leaving import Leaving
-from shared.core.replica.ack_columns import OutOfSync
+from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.replica.digest import Counters, Figures, digest_of, figures_of, loads_of, roster
 from shared.core.replica.events import (
     Acked,
@@ -38,7 +38,7 @@ from shared.core.replica.offers import OfferDesk
 from shared.core.replica.orders import Orders, gives_way, write_orders
 from shared.core.replica.planned_ahead import PlannedAhead
 from shared.core.replica.prediction import Prediction
-from shared.core.replica.reconciliation import Landing, Reconciliation
+from shared.core.replica.reconciliation import Landing, OutOfSync, Reconciliation
 from shared.core.replica.request_table import RequestTable
 from shared.core.tick import Tick
 from shared.core.worker.draft_yields import merged
@@ -64,8 +64,7 @@ class ReplicaCore:
         settings: ReplicaSettings | None = None,
         draft: Draft | None = None,
     ) -> None:
-        self._policy = policy
-        self._epoch = epoch
+        self._policy, self._epoch = policy, epoch
         self._set = settings or ReplicaSettings()
         lead = Lead(self._set.lead_s, self._set.lead_max_s)
         self._learned = Learning(policy, profile, draft, lead)
@@ -81,6 +80,7 @@ class ReplicaCore:
         self._desk = OfferDesk()
         self._planned = PlannedAhead()
         self._leaving = Leaving()
+        self.kept = KeptPrefixes()
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
         self._idle = True  # the policy had nothing to run and nothing has happened since
@@ -165,19 +165,17 @@ class ReplicaCore:
             epoch=self._epoch,
             ack_seq=event.ack_seq,
         )
-        if facts.leaves_unix_s is None:  # also where a worker that left has come back
-            self._leaving = Leaving()
+        self._leaving.synced(facts)
+        self.kept = KeptPrefixes(facts.block_tokens, event.kept, self._epoch << 20)
         self._planned.forget()
         self._expired.clear()
         self._next_expiry_unix_s = math.inf
-        self._sync = event.sync
-        self._seq = event.next_seq
+        self._sync, self._seq = event.sync, event.next_seq
         self._acked_seq = event.next_seq - 1
         for entry in self._desk.begin(facts.max_slots, event.entries, before):
             self._admit_row(entry, now_unix_s)
         self._table.share(event.shared_blocks, event.draft_shared_blocks)
-        self.synced = True
-        self._idle = False
+        self.synced, self._idle = True, False
         self._last_end_unix_s = now_unix_s
 
     def _on_heartbeat(self, announce: Announce, receivers: int) -> None:
@@ -187,8 +185,7 @@ class ReplicaCore:
             return
         self._announce = announce
         self._leaving.heard(announce, receivers)
-        if self._leaving:
-            self._idle = False
+        self._idle = self._idle and not self._leaving
         if last.ack_seq > self._reconciliation.ack_seq:
             raise OutOfSync(f"ack {last.ack_seq} was missed")
 
@@ -206,8 +203,8 @@ class ReplicaCore:
             view.promised = seen[: len(promised)]
             return self._policy.admit(view, seen[len(promised) :])
 
-        desk, table = self._desk, self._table
-        actions += desk.decide(admit, table, now_unix_s, epoch=self._epoch, sync=self._sync)
+        epoch, sync = self._epoch, self._sync
+        actions += self._desk.decide(admit, self._table, now_unix_s, epoch=epoch, sync=sync)
 
     def _on_hold_done(
         self, event: HoldDone, now_unix_s: float, actions: list[ReplicaAction]
@@ -226,6 +223,7 @@ class ReplicaCore:
     def _on_acked(self, ack: PlanAck, now_unix_s: float) -> None:
         if not self.synced or not self._reconciliation.is_next(ack):
             return
+        self.kept.change(ack.kept, ack.dropped)
         flight = self._ahead.flights.popleft() if ack.plan_seq else None
         landing = None if flight is None else self._land(flight, ack, now_unix_s)
         if ack.answering:
@@ -249,6 +247,7 @@ class ReplicaCore:
         """Correct the table and predicted ends by what the worker did."""
         self._acked_seq = flight.seq
         landing = self._reconciliation.reconcile(flight, ack)
+        self.counters.cached(flight, ack)
         self._ahead.share(ack.shared_blocks, ack.draft_shared_blocks)
         if landing.missed:
             self.counters.mispredicted_entries += landing.missed
@@ -310,7 +309,7 @@ class ReplicaCore:
         table = self._table
         row = int(table.row_of[slot])
         generated = int(table.generated_tokens[row]) - self._ahead.overcounted(slot)
-        computed = int(table.computed_tokens[row])
+        computed = int(table.computed_tokens[row]) if table.kv_held_blocks[row] else 0
         offer = table.remove(slot)
         self._desk.leave(
             slot,
@@ -354,8 +353,8 @@ class ReplicaCore:
         """The instant at which the next plan leaves: a measured lead before the predicted end of
         the running iteration; at once if nothing runs.
         """
-        flights = self._ahead.flights
-        return flights[-1].end_unix_s - self._learned.lead.seconds if flights else -math.inf
+        flights, lead_s = self._ahead.flights, self._learned.lead.seconds
+        return flights[-1].end_unix_s - lead_s if flights else -math.inf
 
     def _overdue_unix_s(self) -> float:
         first = self._ahead.flights[0]
@@ -434,6 +433,7 @@ class ReplicaCore:
         """The view and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
+        self._table.expect(self.kept)
         view = self._table.view(
             start_unix_s,
             self._learned.profile.now,
@@ -442,6 +442,7 @@ class ReplicaCore:
             self._accepted_shares,
             self._announce.longest_chain,
         )
+        offers = self.kept.offered(offers)
         fairness = self._desk.fairness
         if fairness.contested:
             view.importance, offers = fairness.importance(self._table, offers)
@@ -464,18 +465,19 @@ class ReplicaCore:
         return 0 if self._leaving else self._planned.repeats(self._table, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
-        """The digest for routers; None before the first resync."""
+        """The digest for all routers; None before the first resync. Prefixes are told once."""
         if self._announce is None or not self.synced:
             return None
         return digest_of(
             self._announce,
             self._table,
-            self._desk.promised,
+            self.kept.offered(self._desk.promised),
             self._learned.profile,
             planner=planner,
             now_unix_s=now_unix_s,
             free_slots=self._desk.slots.free,
             best_effort_waiting=self._set.best_effort_waiting,
+            prefixes=self.kept.tell(),
         )
 
     def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
@@ -484,7 +486,8 @@ class ReplicaCore:
 
     def loads(self) -> tuple[Neighbour, ...]:
         """The requests whose standard prefills come before that of a request declined now."""
-        return loads_of(self._table, self._desk.promised, self._learned.profile)
+        promised = self.kept.offered(self._desk.promised)
+        return loads_of(self._table, promised, self._learned.profile)
 
     def check(self) -> None:
         """Raises AssertionError unless the table, the slots and the plans in flight agree."""

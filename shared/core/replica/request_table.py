@@ -7,49 +7,18 @@ row changes, its slot does not.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import get_type_hints
 
 import numpy as np
 
 from shared.columns import Indices, Ints
+from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.replica.shared_kv import SharedKv
+from shared.core.replica.table_rows import COLUMNS, DECODE, PREFILL, VIEWED, WAITING, TableRows
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
-from shared.policy.seam import DEFINITIONS, Bools, Floats, Phase, Rows, View
+from shared.policy.seam import DEFINITIONS, Bools, Floats, View
 from shared.schemas import Offer
 from shared.vocabulary import ServiceClass, Slo
-
-# numpy takes an IntEnum five times as slowly
-WAITING, PREFILL, DECODE = int(Phase.WAITING), int(Phase.PREFILL), int(Phase.DECODE)
-
-
-@dataclass(slots=True, eq=False)
-class TableRows(Rows):
-    """The columns that policies see, and others that only the core sees."""
-
-    # how often the request's KV was dropped: a plan sent before does not count for its present KV
-    restarts: Ints
-    # blocks of the draft model's KV, at most; 0 where that KV has no capacity of its own
-    draft_held_blocks: Ints
-    expires_unix_s: Floats
-    begin_by_unix_s: Floats  # the instant by which a best-effort request must have its first token
-    # for shared/core/replica/fairness.py: a number for the request's tenant, and its turn
-    tenant: Ints
-    turn: Floats
-
-
-# by the annotation as a whole, since its parts differ between versions of numpy
-_DTYPES: dict[object, type[np.generic]] = {
-    Ints: np.int32,
-    Indices: np.intp,
-    Floats: np.float64,
-    Bools: np.bool_,
-}
-
-
-COLUMNS = {name: _DTYPES[kind] for name, kind in get_type_hints(TableRows).items()}
-VIEWED = tuple(field.name for field in fields(Rows))  # in the order that View takes them
 
 
 class RequestTable(TableRows):
@@ -72,6 +41,7 @@ class RequestTable(TableRows):
         self.live = 0
         self.used = 0
         self.kv, self.draft_kv = SharedKv(kv_blocks), SharedKv(draft_kv_blocks)
+        self.expects = False  # some row has had `computed_tokens` before it began
         self.row_of: Indices = np.full(slots, -1, dtype=np.intp)
         # when the newest acked token of each slot came; the view's column has tokens in flight, too
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
@@ -241,6 +211,27 @@ class RequestTable(TableRows):
         self.target_tokens[row] = self.prompt_tokens[row] + self.generated_tokens[row]
         self.drop_kv(row)
         self.phase[row] = WAITING
+
+    def expect(self, kept: KeptPrefixes) -> None:
+        """Count as computed what the rows that wait will find in the engine's cache. They hold no
+        KV for it yet.
+        """
+        if not kept and not self.expects:
+            return
+        waiting = (self.phase[: self.live] == WAITING).nonzero()[0].tolist()
+        slots = self.slot[waiting].tolist()
+        found = kept.found([(slot, self.offers[slot].prefix) for slot in slots])
+        for row, tokens in zip(waiting, found, strict=True):
+            tokens = kept.usable(tokens, int(self.target_tokens[row]))
+            self.computed_tokens[row] = tokens
+            self.expects |= tokens > 0
+
+    def expected(self, rows: Indices) -> Ints | None:
+        """The tokens that these rows will find if they begin now; None: none."""
+        if not self.expects:
+            return None
+        found = np.where(self.phase[rows] == WAITING, self.computed_tokens[rows], 0)
+        return found if np.count_nonzero(found) else None
 
     # ------------------------------------------------------------ effects of plans
 
@@ -477,7 +468,8 @@ class RequestTable(TableRows):
         assert all(self.row_of[s] == r for r, s in enumerate(slots)), "row_of is wrong"
         assert self.kv_free_blocks() >= 0, "KV promised beyond capacity"
         assert not self.draft_kv_blocks or self.draft_free_blocks() >= 0, "draft KV beyond capacity"
-        top = -(-(self.computed_tokens[:n] + self.unsure_tokens[:n]) // self.block_tokens)
+        has = np.where(self.phase[:n] == WAITING, 0, self.computed_tokens[:n])
+        top = -(-(has + self.unsure_tokens[:n]) // self.block_tokens)
         assert (self.kv_held_blocks[:n] >= top).all(), "KV held below what is computed"
         assert (self.computed_tokens[: self.live] >= 0).all()
         assert (self.unsure_tokens[:n] >= 0).all()

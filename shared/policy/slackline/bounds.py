@@ -116,7 +116,8 @@ def _offered(offers: Sequence[Offer], lengths: OutputLengths) -> Floats:
         due_unix_s = (offer.arrived_unix_s, offer.next_due_unix_s, last_unix_s, last_unix_s)
         made, pace_s = offer.generated_tokens, offer.slo.tightest_pace_s(offer.thinking)
         tokens = (made, offer.max_tokens, offer.prompt_tokens + made)
-        facts.append((*due_unix_s, pace_s, *tokens, 0, 0, offer.importance, upper[n], mean[n]))
+        cached = offer.cached_tokens
+        facts.append((*due_unix_s, pace_s, *tokens, cached, 0, offer.importance, upper[n], mean[n]))
     return np.array(facts).T
 
 

@@ -70,7 +70,7 @@ class Reserve:
         self._at_unix_s = view.start_unix_s
         if not np.count_nonzero(patient):
             return queue
-        begin = (patient & (view.computed_tokens[queue.rows] == 0)).nonzero()[0]
+        begin = (patient & (view.phase[queue.rows] == WAITING)).nonzero()[0]
         others = float(view.kv_held_blocks.dot(view.best_effort))
         spare = view.kv_free_blocks + others - max(0.0, self._peak_blocks - held)
         taken = queue.blocks[begin].cumsum()

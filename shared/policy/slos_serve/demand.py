@@ -219,10 +219,11 @@ def of_offers(
     for n, offer in enumerate(offers):
         due[n], tpot[n] = _bounds(offer, view.start_unix_s, float(upper[n]))
     tokens = prompt + generated
+    cached = np.array([offer.cached_tokens for offer in offers], dtype=np.int32)
     stands = tokens.astype(np.float64)
     return Demands(
         due,
-        prices.priced(view.profile, tokens, np.zeros_like(tokens)),
+        prices.priced(view.profile, tokens - cached, cached),
         tpot,
         stands + left / 2,
         np.ceil((stands + left) / view.block_tokens).astype(np.int64),

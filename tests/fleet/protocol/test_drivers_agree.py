@@ -22,7 +22,7 @@ from services.worker.engines.sim.engine import SimEngine
 from services.worker.output_processor import OutputProcessor
 from services.worker.step_runner import run_step
 from shared.clock import Clock
-from shared.columns import unpack_list
+from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
 from shared.core.replica.events import (
     Acked,
@@ -46,9 +46,10 @@ from shared.perf.iteration_time import Profile
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
+from shared.prefix import Chain, chain_of
 from shared.process.drive import Inbox, drive
 from shared.rules.tiers import DEMO_3, Tier, TierSet
-from shared.schemas import AttemptOver, BatchPlan, Body, Hold, OfferAccepted, Record
+from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, OfferAccepted, Record
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import RequestKey, Slo
 from tests import made
@@ -78,7 +79,10 @@ Over = tuple[RequestKey, str, Measure]
 Step = tuple[float, ReplicaEvent, list[ReplicaAction]]
 
 
-def requests(seed: int, tiers: TierSet = TIERS) -> list[tuple[float, Record, Body]]:
+def requests(
+    seed: int, tiers: TierSet = TIERS, *, prefixes: bool = False
+) -> list[tuple[float, Record, Body]]:
+    """Requests in order of arrival. With `prefixes` most prompts begin like others."""
     rng, at_s, made = Random(seed), 0.0, []
     for number in range(40):
         at_s += rng.expovariate(9.0)
@@ -95,7 +99,10 @@ def requests(seed: int, tiers: TierSet = TIERS) -> list[tuple[float, Record, Bod
         )
         planned = planned._replace(thinking_tokens=rng.randint(0, planned.output_tokens))
         record, body = stored_as(planned, tiers, PROFILE, 8192, 1024, at_s)
-        body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
+        begins, tokens = Random(number % 5 if prefixes else number), planned.prompt_tokens
+        text = begins.choices(range(256), k=min(tokens, 600))
+        text += Random(f"own {number}").choices(range(256), k=tokens - len(text))
+        body = replace(body, prompt=pack(text))  # for the real worker
         made.append((at_s, placed(record, ANNOUNCE.replica, "1"), body))
     return made
 
@@ -106,8 +113,9 @@ def make(policy: str) -> Policy:
     return registry.make(policy)
 
 
-def engine() -> SimEngine:
-    return SimEngine(FACTS, PROFILE, wait=None, clock=lambda: 0.0)
+def engine(kv_blocks: int = FACTS.kv_blocks, *, prefix_caching: bool = False) -> SimEngine:
+    facts = FACTS._replace(kv_blocks=kv_blocks)
+    return SimEngine(facts, PROFILE, wait=None, clock=lambda: 0.0, prefix_caching=prefix_caching)
 
 
 def plan_of(plan: BatchPlan, now_s: float) -> Plan:
@@ -132,12 +140,20 @@ class Around:
             RequestKey
         ] = []  # their requests go nowhere else: there is no fleet here
         self.times = {record.key: array("d") for _, record, _ in made}
+        self.prefixes = False
 
     def record(self, key: RequestKey) -> Record:
         return self.records[key]
 
     def body(self, key: RequestKey) -> Body:
         return self.bodies[key]
+
+    def chain(self, key: RequestKey) -> Chain:
+        if not self.prefixes:
+            return ()
+        # nobody else has its output
+        output = Random(key).choices(range(256), k=60)
+        return chain_of([*unpack_list(self.bodies[key].prompt), *output])
 
     def token_times(self, key: RequestKey) -> "array[float]":
         return self.times[key]
@@ -155,12 +171,20 @@ class Around:
 
 
 def virtual(
-    policy: str, seed: int, latency: Latency, tiers: TierSet = TIERS
+    policy: str,
+    seed: int,
+    latency: Latency,
+    tiers: TierSet = TIERS,
+    *,
+    announce: Announce = ANNOUNCE,
+    prefixes: bool = False,
 ) -> tuple[list[Plan], list[Over], list[Step]]:
-    made, line, plans, log = requests(seed, tiers), Timeline(), list[Plan](), list[Step]()
+    made, line = requests(seed, tiers, prefixes=prefixes), Timeline()
+    plans, log = list[Plan](), list[Step]()
     around = Around(made)
+    around.prefixes = prefixes
     replica = VirtualReplica(
-        ANNOUNCE,
+        announce,
         make(policy),
         PROFILE,
         DRAFT,
@@ -200,20 +224,31 @@ def virtual(
 class LiveLoop:
     """The driver of the services, with messages that take time."""
 
-    def __init__(self, policy: str, seed: int, latency: Latency, tiers: TierSet = TIERS) -> None:
-        self.made, self.latency = requests(seed, tiers), latency
+    def __init__(
+        self,
+        policy: str,
+        seed: int,
+        latency: Latency,
+        tiers: TierSet = TIERS,
+        *,
+        announce: Announce = ANNOUNCE,
+        prefixes: bool = False,
+    ) -> None:
+        self.made, self.latency = requests(seed, tiers, prefixes=prefixes), latency
+        self.announce = announce
         self.around = Around(self.made)
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
         self.core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
         self.worker = WorkerCore(
-            ANNOUNCE.replica,
+            announce.replica,
             "1",
-            kv_blocks=ANNOUNCE.kv_blocks,
+            kv_blocks=announce.kv_blocks,
             block_tokens=16,
             context_tokens=8192,
-            max_slots=ANNOUNCE.max_slots,
+            max_slots=announce.max_slots,
         )
-        self.engine, self.processor = engine(), OutputProcessor(Tokenizer.builtin())
+        self.engine = engine(announce.kv_blocks, prefix_caching=prefixes)
+        self.processor, self.cached = OutputProcessor(Tokenizer.builtin()), 0
         self.plans: list[Plan] = []
         self.came_s: dict[int, float] = {}
         self.work_since_s = 0.0
@@ -223,7 +258,7 @@ class LiveLoop:
         self.inbox: Inbox[ReplicaEvent] = Inbox(4096)
         self.wake, self.done = asyncio.Event(), asyncio.Event()
         self.worker.resync(1, 1)
-        self.inbox.put(Synced(ANNOUNCE, 1, self.worker.next_seq, self.worker.ack_seq, ()))
+        self.inbox.put(Synced(self.announce, 1, self.worker.next_seq, self.worker.ack_seq, ()))
         for at_s, record, _ in self.made:
             self.loop.call_at(
                 at_s, self.inbox.put, Offered([as_offer(record, record.service_class)])
@@ -292,6 +327,7 @@ class LiveLoop:
             )
 
     def stored(self, finished: Finished) -> None:
+        self.cached += sum(unpack_list(finished.ack.cached))
         self.loop.call_later(self.latency.ack.median_s, self.inbox.put, Acked(finished.ack))
         for over in finished.overs:
             self.worker.settled(over.key, over.attempt)
@@ -321,5 +357,17 @@ def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(p
     live = LiveLoop(policy, 0, latency)
     run_virtual(live.run())
     assert len(plans) > 50
+    assert live.plans[: len(plans)] == plans[: len(live.plans)]
+    assert [over for over in live.around.overs if over in overs] == overs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_both_make_the_same_plans_where_prompts_begin_alike(policy: str) -> None:
+    latency = Latency.live().at_medians()
+    options = {"announce": replace(ANNOUNCE, kv_blocks=600), "prefixes": True}
+    plans, overs, _ = virtual(policy, 0, latency, **options)
+    live = LiveLoop(policy, 0, latency, **options)
+    run_virtual(live.run())
+    assert live.cached > 1000
     assert live.plans[: len(plans)] == plans[: len(live.plans)]
     assert [over for over in live.around.overs if over in overs] == overs

@@ -15,6 +15,7 @@ from services.worker.step_runner import run_step
 from shared.columns import pack
 from shared.measure import Measure
 from shared.policy.acceptance import Acceptance
+from shared.prefix import Piece, chain_of_pieces
 from shared.rules.tiers import DEMO_3
 from shared.schemas import BatchPlan, Hold, OfferAccepted, PlanAck, Resume, Selection
 from shared.text.tokenizer import Tokenizer
@@ -24,38 +25,54 @@ from tests.shared.core.placed_record import placed
 
 
 class Both:
-    """A virtual worker, and a real one with its engine, that get the same holds and plans."""
+    """A virtual worker, and a real one with its engine, that get the same holds and plans. With
+    `prefixes` prompts begin alike, the engine has a prefix cache, and less KV than plans promise.
+    """
 
-    def __init__(self, rng: Random) -> None:
-        self.rng, self.now_s, self.seq = rng, 0.0, 0
-        self.virtual = VirtualWorker(ANNOUNCE, PROFILE.batch_s, DRAFT, Acceptance())
+    def __init__(self, rng: Random, *, prefixes: bool = False) -> None:
+        self.rng, self.now_s, self.seq, self.prefixes = rng, 0.0, 0, prefixes
+        kv_blocks = rng.choice([60, 120, 240]) if prefixes else 1200
+        announce = replace(ANNOUNCE, kv_blocks=kv_blocks)
+        self.virtual = VirtualWorker(announce, PROFILE.batch_s, DRAFT, Acceptance())
         self.real = made.worker_core(
-            ANNOUNCE.replica, "1", kv_blocks=1200, context_tokens=8192, max_slots=64
+            ANNOUNCE.replica, "1", kv_blocks=kv_blocks, context_tokens=8192, max_slots=64
         )
-        self.engine, self.processor = engine(), OutputProcessor(Tokenizer.builtin())
+        self.engine = engine(kv_blocks=kv_blocks, prefix_caching=prefixes)
+        self.processor = OutputProcessor(Tokenizer.builtin())
         self.held = set[int]()
         # what the real engine did
-        self.tokens = self.drafted = self.accepted = self.verifications = 0
+        self.tokens = self.drafted = self.accepted = self.verifications = self.cached = 0
+        self.lapsed = 0  # entries that had no room
+
+    def text(self, number: int, made: int) -> tuple[list[Piece], list[int], list[int]]:
+        """A prompt by its pieces and by its tokens, and tokens that were made before. What is the
+        request's own is a piece of its own.
+        """
+        rng = self.rng
+        pieces = [Piece(rng.randint(1, 3), rng.randint(1, 150)) for _ in range(rng.randint(0, 3))]
+        pieces.append(Piece(-number, rng.randint(1, 40)))
+        prompt = [t for piece, n in pieces for t in Random(piece).choices(range(256), k=n)]
+        return pieces, prompt, Random(f"{number} made").choices(range(256), k=made)
 
     def hold(self, slot: int) -> None:
         """Hold a new request; some have tokens that another replica made."""
-        rng = self.rng
-        prompt, output, made = (
-            rng.randint(1, 40),
-            rng.randint(1, 30),
-            rng.choice([0, 0, rng.randint(0, 20)]),
-        )
-        planned = PlannedRequest(
-            self.seq * 64 + slot, 0.0, prompt, output + made, "interactive", 1.0, "t", "app"
-        )
+        rng, number = self.rng, self.seq * 64 + slot + 1
+        output, made = rng.randint(1, 30), rng.choice([0, 0, rng.randint(0, 20)])
+        pieces, tokens, before = self.text(number, made)
+        if not self.prefixes:
+            tokens = [0] * rng.randint(1, 40)
+        prompt = len(tokens)
+        planned = PlannedRequest(number, 0.0, prompt, output + made, "interactive", 1.0, "t", "app")
         record, body = stored_as(planned, DEMO_3, PROFILE, 8192, 1024, 0.0)
-        body = replace(body, prompt=bytes(4 * prompt))
+        body = replace(body, prompt=pack(tokens))
         measure = Measure.begin(record.slo, 0.0)
         measure = measure.emit(made, 0.0, record.slo) if made else measure
-        record = replace(record, resume=Resume(tokens=bytes(4 * made), measure=measure))
+        record = replace(record, resume=Resume(tokens=pack(before), measure=measure))
         record = placed(record, ANNOUNCE.replica, "1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
-        self.virtual.hold(hold, record, body, array("d", [0.0] * made))
+        own = Piece(-number, output + made)
+        chain = chain_of_pieces([*pieces, own]) if self.prefixes else ()
+        self.virtual.hold(hold, record, body, array("d", [0.0] * made), chain)
         assert self.real.hold(hold, record, body, now_unix_s=self.now_s) == OfferAccepted()
         self.held.add(slot)
 
@@ -113,18 +130,22 @@ class Both:
         ack, overs = self.virtual.finish(exec_s=exec_s, **times)
         finished = self.real.finish(ran._replace(exec_s=exec_s), **times)
         assert facts_of(ack) == facts_of(finished.ack)
-        assert [(o.key, o.why, o.resume.measure) for o in overs] == [
-            (o.key, o.why, o.resume.measure) for o in finished.overs
-        ]
+        for one, other in zip(overs, finished.overs, strict=True):
+            assert (one.key, one.why) == (other.key, other.why)
+            assert one.resume.measure == other.resume.measure
+            assert one.resume.cached_tokens == other.resume.cached_tokens
         self.held -= {slot for slot, _ in ack.ended}
         self.tokens += sum(len(did.tokens) for did in done)
         for did in done:
+            self.cached += did.cached
+            self.lapsed += not did.computed
             if did.drafted:
                 self.drafted += did.drafted
                 self.accepted += did.computed - 1
                 self.verifications += 1
         self.real.check()
         self.virtual.check()
+        self.engine.check()
 
 
 def facts_of(ack: PlanAck) -> tuple[object, ...]:
@@ -135,6 +156,8 @@ def facts_of(ack: PlanAck) -> tuple[object, ...]:
         ack.computed,
         ack.emitted,
         ack.drafted,
+        ack.cached,
+        ack.shared_blocks,
         ack.ended,
         ack.skipped,
         ack.preempted,
@@ -153,3 +176,19 @@ def test_the_virtual_worker_does_with_any_plans_what_the_real_one_and_its_engine
     assert counted.tokens == both.tokens
     assert counted.drafted == both.drafted
     assert (counted.accepted, counted.verifications) == (both.accepted, both.verifications)
+
+
+@given(st.integers(0, 1 << 32))
+def test_both_find_the_same_prefixes_and_evict_the_same(seed: int) -> None:
+    both = Both(Random(seed), prefixes=True)
+    for _ in range(60):
+        both.step()
+    assert both.cached > 0
+    assert both.virtual.counters.tokens == both.tokens
+
+
+def test_the_schedules_with_prefixes_have_entries_without_room() -> None:
+    both = Both(Random(1), prefixes=True)
+    for _ in range(400):
+        both.step()
+    assert both.cached > 1000 and both.lapsed > 20 and both.drafted > 20

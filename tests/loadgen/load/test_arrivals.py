@@ -19,7 +19,8 @@ from loadgen.load.arrivals import (
     parse_profile,
     recorded_arrivals,
 )
-from loadgen.load.trace import Trace, TraceRow
+from loadgen.load.rows.row import TraceRow
+from loadgen.load.trace import Trace
 from shared.errors import ConfigError
 
 SEEDS = range(4)

@@ -14,8 +14,9 @@ import pytest
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
 from loadgen.load.send_http import HttpSender, events
-from loadgen.load.send_nats import NatsSender, cap_tokens, prompt_ids
+from loadgen.load.send_nats import NatsSender, cap_tokens
 from loadgen.load.tally import Outcome, Tally
+from loadgen.load.texts.prompts import prompt_ids
 from loadgen.load.workload import named_workload
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.bound.limit import bound
+from loadgen.load.lengths.laws import Lengths
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.session import rounds, sessions
-from loadgen.load.workload import REASONING, TOOLLLM, Lengths, named_workload
+from loadgen.load.workload import REASONING, TOOLLLM, named_workload
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate

@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.cli.options.plan import read_fitting
 from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.rows.row import TraceRow
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload
 from loadgen.simulator.traffic import stored_as
@@ -32,7 +33,7 @@ def test_a_normalised_trace_is_read_zipped_or_not_and_begins_at_zero(tmp_path: P
     assert (
         plain.rows
         == read_trace(tmp_path / "b.csv.gz").rows
-        == [(0.0, 100, 20, "chat", "", ""), (1.5, 300, 1, "code", "", "")]
+        == [TraceRow(0.0, 100, 20, "chat"), TraceRow(1.5, 300, 1, "code")]
     )
     assert plain.recorded
     assert plain.span_s == 1.5
@@ -76,7 +77,7 @@ def test_a_mark_of_byte_order_any_line_end_and_any_name_are_read(
 ) -> None:
     raw = b"\xef\xbb\xbf" + (NORMALISED + "1,2,3,äé,1\n").replace("\n", end).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if zipped else raw)
-    assert read_trace(tmp_path / name).rows == [(0.0, 2, 3, "äé", "", "")]
+    assert read_trace(tmp_path / name).rows == [TraceRow(0.0, 2, 3, "äé")]
 
 
 def test_each_damaged_byte_of_an_archive_is_told_in_a_line(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_lengths_without_times_are_a_trace_too(text: str, tmp_path: Path) -> Non
         (NORMALISED + "-1,2,3,a,1\n", r"line 2, column arrival_s: `-1`"),
         (NORMALISED + "nan,2,3,a,1\n", r"line 2, column arrival_s: `nan`"),
         (NORMALISED + "1,2\n", r"line 2: 2 columns where the header has 5"),
-        (NORMALISED + "1,2,3,a,1\n,2,3,a,1\n", r"arrival_s is filled in some rows"),
+        (NORMALISED + "1,2,3,a,1\n,2,3,a,1\n", r"line 3: a request without a time"),
         (AZURE + "yesterday,1,1\n", r"line 2, column TIMESTAMP: `yesterday`"),
         ("arrival_s,prompt,output\n1,2,3\n", r"line 1: no column prompt_tokens, output_tokens"),
         (NORMALISED, r"holds no requests"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.load.lengths.laws import Knots, Law, TruncatedLognormal, TruncatedWeibull, coupled
 from loadgen.load.workload import (
     AZURE_CODE,
     AZURE_CONV,
@@ -17,12 +18,7 @@ from loadgen.load.workload import (
     SHAREGPT,
     SUMMARIZER,
     WORKLOADS,
-    Knots,
-    Law,
     Shape,
-    TruncatedLognormal,
-    TruncatedWeibull,
-    coupled,
     named_workload,
 )
 from shared.errors import ConfigError

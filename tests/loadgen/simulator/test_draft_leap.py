@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts
-from loadgen.simulator.luck import AHEAD_TOKENS, Luck
+from loadgen.simulator.iteration.luck import AHEAD_TOKENS, Luck
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from loadgen.simulator.virtual_worker import VirtualWorker

@@ -260,10 +260,15 @@ class Bench(Shells):
             case "leave":  # and stay after all: there is no other replica here
                 leaves = replace(self.announce, leaves_unix_s=self.line.now_s + 0.2)
                 self.feed(self.core, Heartbeat(leaves, receivers=1))
-                stays = Heartbeat(self.announce)
-                self.line.after(0.1, lambda: self.feed(self.core, stays))
+                self.line.after(0.1, self.stay)
             case _:
                 pass
+
+    def stay(self) -> None:
+        """The replica stays after all. A core that is out of sync does not hear it."""
+        self.feed(self.core, Heartbeat(self.announce))
+        if not self.core.synced:
+            self.line.after(0.1, self.stay)
 
     # ------------------------------------------------------------ looking
 

@@ -17,10 +17,13 @@ from services.worker.engines import draws
 from services.worker.engines.sim.script import Script
 from shared.columns import unpack_list
 from shared.core.worker.step import Load, Work
+from shared.errors import ConfigError
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
+from shared.policy.speculation import along
+from shared.prefix import CHAIN_TOKENS, Entry, Kept, PrefixCache, chain_of, extend
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -63,6 +66,9 @@ class _Slot:
     blocks: int = 0
     said: Sequence[int] | None = None  # its output, where a script has one
     decoding: bool = False  # has emitted a token since it was loaded
+    # its text, and its part of the prefix cache; None: there is no cache
+    text: list[int] | None = None
+    kept: Kept | None = None
 
 
 def _token(slot: _Slot, n: int) -> int:
@@ -76,7 +82,8 @@ class SimEngine(KnowsFacts):
     """Implements Engine (services/worker/engine.py). `pace` multiplies every duration.
     `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A
     draft costs the fractions `facts.draft` of the profile (none: only roots are verified). The
-    acceptance model decides which drafts are accepted.
+    acceptance model decides which drafts are accepted. `prefix_caching`: texts begin with what
+    others computed, as in the torch engine, but for whole stretches of CHAIN_TOKENS only.
     """
 
     def __init__(
@@ -89,8 +96,14 @@ class SimEngine(KnowsFacts):
         pace: float = 1.0,
         acceptance: Acceptance | None = None,
         script: Script | None = None,
+        prefix_caching: bool = False,
     ) -> None:
         assert facts.vocabulary >= 128, "the tokens are ASCII"
+        if prefix_caching and CHAIN_TOKENS % facts.block_tokens:
+            raise ConfigError(
+                f"prefix_caching with block_tokens {facts.block_tokens}: the simulated cache has "
+                f"blocks that divide {CHAIN_TOKENS} tokens"
+            )
         self._facts = facts
         self._profile = profile
         self._pace = pace
@@ -99,7 +112,8 @@ class SimEngine(KnowsFacts):
         self._draft, self._acceptance = draft_of(profile, facts.draft), acceptance or Acceptance()
         self._script = script
         self._slots: dict[Slot, _Slot] = {}
-        self._free_blocks = facts.kv_blocks
+        self._free_blocks = facts.kv_blocks  # less what all slots hold, shared blocks included
+        self._cache = PrefixCache(facts.kv_blocks, facts.block_tokens) if prefix_caching else None
         self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
         self._returned_at_s = float("-inf")
 
@@ -112,10 +126,33 @@ class SimEngine(KnowsFacts):
             known=len(load.tokens),
             said=self._script.answer(load.tokens[:prompt]) if self._script else None,
         )
+        if self._cache is not None:
+            state = self._slots[load.slot]
+            state.text, state.kept = list(load.tokens), Kept(chain_of(load.tokens))
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
+        if self._cache is None:
+            done, exec_s = self._compute(work, selection)
+        else:
+            done, exec_s = self._share(self._cache, work, selection)
+        if self._wait is not None:
+            in_time = (
+                handed_at_s - self._returned_at_s < ALLOWANCE_S
+                and handed_at_s - self._ended_at_s < HICCUP_S
+            )
+            self._ended_at_s = (self._ended_at_s if in_time else handed_at_s) + exec_s
+            left_s = self._ended_at_s - self._clock()
+            if left_s > 0:
+                self._wait(left_s)
+            self._returned_at_s = self._clock()
+        return Outcome(done, exec_s)
+
+    def _compute(
+        self, work: Sequence[Work], selection: Selection | None
+    ) -> tuple[list[Done], float]:
+        """Returns what each entry did, and the seconds that the iteration takes."""
         if selection is None:
             exec_s = self._pace * self._profile.batch_s(
                 self._shape(work, [entry.tokens for entry in work])
@@ -131,33 +168,74 @@ class SimEngine(KnowsFacts):
             )
             columns = did.kept.tolist(), did.drafted.tolist(), did.filled.tolist()
             done = [self._advance(*each) for each in zip(work, *columns, strict=True)]
-        if self._wait is not None:
-            in_time = (
-                handed_at_s - self._returned_at_s < ALLOWANCE_S
-                and handed_at_s - self._ended_at_s < HICCUP_S
-            )
-            self._ended_at_s = (self._ended_at_s if in_time else handed_at_s) + exec_s
-            left_s = self._ended_at_s - self._clock()
-            if left_s > 0:
-                self._wait(left_s)
-            self._returned_at_s = self._clock()
-        return Outcome(done, exec_s)
+        return done, exec_s
+
+    def _share(
+        self, cache: PrefixCache, work: Sequence[Work], selection: Selection | None
+    ) -> tuple[list[Done], float]:
+        """The same where entries that begin may share blocks of others. An entry without room does
+        nothing.
+        """
+        states = [self._slots[entry.slot] for entry in work]
+
+        def entries() -> list[Entry]:
+            return [
+                Entry(state.kept, state.computed, state.known, entry.tokens)
+                for entry, state in zip(work, states, strict=True)
+            ]
+
+        cached = cache.find(entries(), self._free_blocks + cache.shared)
+        for state, found in zip(states, cached, strict=True):
+            if found:
+                state.computed = found
+                self._reserve(state, found)
+        runs = cache.fill(entries(), self._free_blocks + cache.shared)
+        kept = [n for n, has_room in enumerate(runs) if has_room]
+        rest = [work[n] if not cached[n] else self._less(work[n], states[n]) for n in kept]
+        if selection is not None:
+            selection = along(selection, kept) if kept else None
+        did, exec_s = self._compute(rest, selection)
+        done = [Done(found, (), cached=found) for found in cached]
+        for n, one in zip(kept, did, strict=True):
+            done[n] = one._replace(computed=one.computed + cached[n], cached=cached[n])
+            state = states[n]
+            assert state.text is not None and state.kept is not None
+            state.text += one.tokens
+            extend(state.kept.chain, state.text)
+            cache.name(state.kept, state.computed)
+        return done, exec_s
+
+    def _less(self, entry: Work, state: _Slot) -> Work:
+        """The entry, of which less is left to compute than was known."""
+        left = state.known - state.computed
+        return entry._replace(tokens=min(entry.tokens, left), emits=entry.tokens >= left)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
-        self._free_blocks += state.blocks
+        self._leave(state)
         state.computed = state.drafted = state.blocks = 0
         state.decoding = False
 
     def release(self, slot: Slot) -> None:
-        self._free_blocks += self._slots.pop(slot).blocks
+        self._leave(self._slots.pop(slot))
+
+    def _leave(self, state: _Slot) -> None:
+        self._free_blocks += state.blocks
+        if self._cache is not None and state.kept is not None:
+            self._cache.release(state.kept)
 
     def snapshot(self) -> EngineState:
-        return EngineState(self._free_blocks, list(self._slots))
+        shared = 0 if self._cache is None else self._cache.shared
+        return EngineState(self._free_blocks + shared, list(self._slots), shared)
 
     def close(self) -> None:
-        self._slots.clear()
-        self._free_blocks = self._facts.kv_blocks
+        for slot in list(self._slots):
+            self.release(slot)
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books of the prefix cache balance."""
+        if self._cache is not None:
+            self._cache.check(each.kept for each in self._slots.values() if each.kept is not None)
 
     def _speculate(self, work: Sequence[Work], selection: Selection) -> Speculated:
         states = [self._slots[entry.slot] for entry in work]
@@ -256,4 +334,5 @@ class SimEngine(KnowsFacts):
         blocks = -(-tokens // self._facts.block_tokens)
         self._free_blocks -= blocks - state.blocks
         state.blocks = blocks
-        assert self._free_blocks >= 0, "more KV blocks promised than there are"
+        shared = 0 if self._cache is None else self._cache.shared
+        assert self._free_blocks + shared >= 0, "more KV blocks promised than there are"

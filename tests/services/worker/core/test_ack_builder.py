@@ -2,7 +2,7 @@
 
 from services.worker.core.ack_builder import AckBuilder
 from shared.columns import pack, unpack_list
-from shared.core.replica.ack_columns import well_formed
+from shared.core.replica.reconciliation import well_formed
 from shared.core.worker.step import Step, Timing, TurnDone
 from shared.schemas import PlanAck
 from shared.vocabulary import FinishReason, ReplicaId

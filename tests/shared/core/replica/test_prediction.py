@@ -11,7 +11,8 @@ from shared.columns import pack
 from shared.core.replica.events import DraftedIteration, Leapt
 from shared.core.replica.prediction import Entries, Prediction
 from shared.core.replica.reconciliation import Reconciliation
-from shared.core.replica.request_table import COLUMNS, RequestTable
+from shared.core.replica.request_table import RequestTable
+from shared.core.replica.table_rows import COLUMNS
 from shared.perf.draft import Draft
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile

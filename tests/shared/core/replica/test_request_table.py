@@ -4,7 +4,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from shared.core.replica.request_table import COLUMNS, RequestTable
+from shared.core.replica.request_table import RequestTable
+from shared.core.replica.table_rows import COLUMNS
 from shared.policy.seam import Rows, View
 from shared.schemas import Offer
 from shared.vocabulary import Slo

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.lengths.laws import Shorter
 from loadgen.load.mix import plan_requests
-from loadgen.load.workload import SHAREGPT, Shape, Shorter, Synthetic
+from loadgen.load.workload import SHAREGPT, Shape, Synthetic
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic

@@ -6,10 +6,40 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.simulator.drafting import Drafting
-from shared.columns import Indices, Ints
+from loadgen.simulator.iteration.drafting import Drafting
+from shared.columns import Indices, Ints, pack
 from shared.perf.shape import BatchShape
 from shared.schemas import BatchPlan
+
+
+class Found(NamedTuple):
+    """An iteration in which requests begin that have a prefix. Columns run along the entries of its
+    ack. `runs`: those with room for what they found and compute; others compute nothing.
+    """
+
+    slots: Indices
+    runs: NDArray[np.bool_]
+    cached: Ints  # positions found in the cache
+
+    def columns(
+        self, tokens: Ints, emitted: Ints, drafted: Ints | None
+    ) -> tuple[Indices, Ints, Ints, Ints | None, bytes]:
+        """The ack's slots, and these columns of the entries that run along them: what was computed
+        with what was found, and packed what was found.
+        """
+
+        def spread(column: Ints) -> Ints:
+            whole = np.zeros(len(self.runs), dtype=np.int32)
+            whole[self.runs] = column
+            return whole
+
+        return (
+            self.slots,
+            spread(tokens) + self.cached,
+            spread(emitted),
+            None if drafted is None else spread(drafted),
+            pack(self.cached) if self.cached.any() else b"",
+        )
 
 
 class Running(NamedTuple):
@@ -27,6 +57,7 @@ class Running(NamedTuple):
     shape: BatchShape
     ending: Sequence[tuple[int, str]]
     alike: bool
+    found: Found | None = None  # None: every entry runs, and found nothing
 
     @staticmethod
     def drafting_now(
@@ -35,6 +66,7 @@ class Running(NamedTuple):
         drafting: Drafting,
         skipped: bytes = b"",
         ending: Sequence[tuple[int, str]] = (),
+        found: Found | None = None,
     ) -> "Running":
         """The iteration of a plan in which requests draft, with their drafts in it."""
         did, shape = drafting.did, drafting.shape
@@ -49,6 +81,7 @@ class Running(NamedTuple):
             shape,
             ending,
             alike=False,
+            found=found,
         )
 
     def shape_after(self, n: int) -> BatchShape:

@@ -1,0 +1,125 @@
+"""The prefix cache of a virtual worker: who begins with what others computed, with the books that
+the simulated engine has (shared/prefix.py).
+"""
+
+import numpy as np
+
+from loadgen.simulator.iteration.running import Found
+from shared.columns import Indices, Ints
+from shared.policy.seam import Bools
+from shared.prefix import Chain, Entry, Kept, PrefixCache, pack_hashes
+from shared.schemas import Announce, Resume
+
+
+class Prefixes:
+    """Columns are indexed by slot. `computed` is the worker's, and grows here by what is found."""
+
+    def __init__(self, announce: Announce, computed: Ints) -> None:
+        self._kv_blocks, self._block_tokens = announce.kv_blocks, announce.block_tokens
+        self._computed = computed
+        self._cache = PrefixCache(announce.kv_blocks, announce.block_tokens)
+        self._kept: dict[int, Kept] = {}  # of the requests whose text is known by a chain
+        self._leaving: list[Kept] = []  # an engine forgets requests before its next iteration
+        # what must be computed before its next token is not all in the books
+        self._unnamed: Bools = np.zeros(len(computed), dtype=np.bool_)
+        self._saved: dict[int, int] = {}  # tokens found when a prompt was first computed
+        self._top = 0  # no slot from here on was ever used
+
+    @property
+    def any(self) -> bool:
+        """Some request has a chain."""
+        return bool(self._kept)
+
+    @property
+    def shared_blocks(self) -> int:
+        return self._cache.shared
+
+    def hold(self, slot: int, chain: Chain, resume: Resume) -> None:
+        self._top = max(self._top, slot + 1)
+        if resume.begun:
+            self._saved[slot] = resume.cached_tokens
+        if chain:
+            self._kept[slot], self._unnamed[slot] = Kept(chain), True
+
+    def clear(self, slot: int) -> None:
+        """The slot's KV is free. What is known of it stays until its room is needed."""
+        kept = self._kept.get(slot)
+        if kept is not None:
+            self._cache.name(kept, int(self._computed[slot]))
+            self._cache.release(kept)
+            self._unnamed[slot] = True
+        self._computed[slot] = 0
+
+    def leave(self, slot: int) -> int:
+        """The request is over; its KV is free before the next iteration. Returns how much of its
+        prompt was found when that was first computed.
+        """
+        kept = self._kept.pop(slot, None)
+        if kept is not None:
+            self._cache.name(kept, int(self._computed[slot]))
+            self._leaving.append(kept)
+            self._unnamed[slot] = False
+        self._computed[slot] = 0
+        return self._saved.pop(slot, 0)
+
+    def forget(self) -> None:
+        """Those that are over leave their blocks."""
+        for kept in self._leaving:
+            self._cache.release(kept)
+        self._leaving.clear()
+
+    def find(self, slots: Indices, known: Ints, asked: Ints) -> Found | None:
+        """Lets the entries of a plan, of `asked` tokens each, begin with what the cache has of
+        them. None: nothing is found, and all have room.
+        """
+        cache, has = self._cache, self._computed[slots]
+        tops = has + asked
+        more = int((self._blocks(tops) - self._blocks(has)).sum())
+        free = self._free_blocks
+        begins = (has == 0) & self._unnamed[slots]
+        if more <= free and not np.count_nonzero(begins):
+            cache.fit(free - more)
+            return None
+
+        def entries() -> list[Entry]:
+            columns = (each.tolist() for each in (slots, self._computed[slots], known, asked))
+            return [
+                Entry(self._kept.get(slot), *rest) for slot, *rest in zip(*columns, strict=True)
+            ]
+
+        cached = np.array(cache.find(entries(), free), dtype=np.int32)
+        self._computed[slots] += cached
+        runs = np.array(cache.fill(entries(), self._free_blocks), dtype=np.bool_)
+        begun = begins & (runs | (cached > 0))
+        for slot, tokens in zip(slots[begun].tolist(), cached[begun].tolist(), strict=True):
+            self._saved.setdefault(slot, tokens)
+        return Found(slots, runs, cached) if cached.any() or not runs.all() else None
+
+    def name(self, slots: Indices, decoding: Bools) -> None:
+        """Others may find what these have computed. The output of one that is `decoding`, by
+        slot, is written down when it leaves: until then nobody asks for it.
+        """
+        for slot in slots[self._unnamed[slots]].tolist():
+            self._cache.name(self._kept[slot], int(self._computed[slot]))
+            self._unnamed[slot] = not decoding[slot]
+
+    def changes(self) -> tuple[bytes, bytes]:
+        """The hashes of prefixes that are known since the last call, and that no longer are."""
+        kept, dropped = self._cache.changes()
+        return pack_hashes(kept), pack_hashes(dropped)
+
+    @property
+    def _free_blocks(self) -> int:
+        """The blocks that no request holds, idle ones of the cache among them."""
+        held = int(self._blocks(self._computed[: self._top]).sum())
+        return self._kv_blocks - held + self._cache.shared
+
+    def _blocks(self, tokens: Ints) -> Ints:
+        blocks: Ints = -(-tokens // self._block_tokens)
+        return blocks
+
+    def check(self, peak: Ints) -> None:
+        """Raises AssertionError unless the books balance, and `peak` tokens of each slot fit."""
+        room = self._kv_blocks + self._cache.shared
+        assert int(self._blocks(peak).sum()) <= room, "KV beyond capacity"
+        self._cache.check([*self._kept.values(), *self._leaving])

@@ -1,0 +1,288 @@
+"""Prefixes: the part of a text that others begin with, and the books of a cache of it.
+
+The chain of a text has a hash for each full block of CHAIN_TOKENS tokens; hash i covers all tokens
+to the end of block i. So two texts begin alike for as many blocks as their chains do. The hash is
+blake2b, cut to 8 bytes, so no client can make its text pass for another's.
+
+Messages carry the *prefix* of a prompt: the hashes of its chain at PLACES, which lie a block apart
+up to DENSE blocks, then twice as far apart at each doubling. So the prefix of a long prompt stays
+short, and what is found by it falls short by at most a part in DENSE / 2.
+"""
+
+import hashlib
+import struct
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+CHAIN_TOKENS = 64
+DENSE = 64
+LIMIT = 1 << 15  # blocks: two million tokens; those beyond have no place
+_BYTES = 8
+_PART = struct.Struct("<qqq")
+
+Chain = Sequence[int]  # 8-byte hashes
+
+
+def _places() -> list[int]:
+    places = list(range(1, DENSE + 1))
+    while places[-1] < LIMIT:
+        step = 2 * places[-1] // DENSE
+        places += range(places[-1] + step, 2 * places[-1] + 1, step)
+    return places
+
+
+PLACES = _places()  # the number of blocks before each hash of a prefix
+IS_PLACE = frozenset(PLACES)
+
+
+class Piece(NamedTuple):
+    """A stretch of a text whose tokens nobody knows: equal ids stand for equal tokens."""
+
+    id: int
+    tokens: int
+
+
+def chain_of(tokens: Sequence[int], salt: bytes = b"") -> tuple[int, ...]:
+    """The chain of these tokens. Texts with different salts have nothing in common."""
+    chain: list[int] = []
+    extend(chain, tokens, salt)
+    return tuple(chain)
+
+
+def extend(chain: list[int], tokens: Sequence[int], salt: bytes = b"") -> None:
+    """Add what the chain of these tokens lacks; they begin with those that it covers."""
+    done, full = len(chain), len(tokens) // CHAIN_TOKENS
+    if done == full:
+        return
+    own = np.array(tokens[done * CHAIN_TOKENS : full * CHAIN_TOKENS], dtype="<i8").tobytes()
+    size, before = 8 * CHAIN_TOKENS, _before(chain, salt)
+    for at in range(0, len(own), size):
+        before = _digest(before + own[at : at + size])
+        chain.append(int.from_bytes(before, "little"))
+
+
+def chain_of_pieces(pieces: Iterable[Piece], salt: bytes = b"") -> tuple[int, ...]:
+    """The chain of a text that is known by its pieces."""
+    chain: list[int] = []
+    before, own, room = _before(chain, salt), b"", CHAIN_TOKENS
+    for piece, tokens in pieces:
+        at = 0
+        while at < tokens:
+            taken = min(room, tokens - at)
+            own += _PART.pack(piece, at, taken)
+            at += taken
+            room -= taken
+            if not room:
+                before = _digest(before + own)
+                chain.append(int.from_bytes(before, "little"))
+                own, room = b"", CHAIN_TOKENS
+    return tuple(chain)
+
+
+def pieces_of_ids(ids: Sequence[int], id_tokens: int, prompt_tokens: int) -> tuple[Piece, ...]:
+    """The pieces of a prompt whose blocks of `id_tokens` tokens have these ids, as traces tell
+    them. The last block may be cut short.
+    """
+    return tuple(
+        Piece(block, min(id_tokens, prompt_tokens - at))
+        for block, at in zip(ids, range(0, prompt_tokens, id_tokens), strict=False)
+    )
+
+
+def chain_of_ids(
+    ids: Sequence[int], id_tokens: int, prompt_tokens: int, salt: bytes = b""
+) -> tuple[int, ...]:
+    return chain_of_pieces(pieces_of_ids(ids, id_tokens, prompt_tokens), salt)
+
+
+def prefix_of(chain: Chain) -> bytes:
+    """The prefix of a prompt by its chain."""
+    return pack_hashes([chain[place - 1] for place in PLACES[: bisect_right(PLACES, len(chain))]])
+
+
+def pack_hashes(hashes: Sequence[int]) -> bytes:
+    if not hashes:
+        return b""
+    return np.array(hashes, dtype="<u8").tobytes()
+
+
+def hashes_of(prefix: bytes) -> list[int]:
+    """The hashes of a prefix, or of another column of them; an odd rest is none."""
+    hashes: list[int] = np.frombuffer(prefix, "<u8", len(prefix) // _BYTES).tolist()
+    return hashes
+
+
+def _before(chain: Chain, salt: bytes) -> bytes:
+    return chain[-1].to_bytes(_BYTES, "little") if chain else _digest(salt)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_BYTES).digest()
+
+
+class Kept:
+    """One request's part of a cache: the chain of its text, and the blocks that it owns there."""
+
+    __slots__ = ("chain", "named", "owned")
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = list(chain)
+        self.named = 0  # blocks of the chain that are in the cache, or another's copy of them is
+        self.owned: list[int] = []  # in order
+
+
+class PrefixCache:
+    """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
+    their owners. A block outlives its owners: then it is idle, may be found again, and gives way
+    when its room is needed: that which was left longest ago first, the end of a text before its
+    beginning.
+
+    All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
+    idle, and fewer where `fit` is told so.
+    """
+
+    def __init__(self, capacity_blocks: int, block_tokens: int = CHAIN_TOKENS) -> None:
+        assert CHAIN_TOKENS % block_tokens == 0, "a hash covers whole blocks"
+        self._capacity_blocks = capacity_blocks
+        self._block_tokens, self._each = block_tokens, CHAIN_TOKENS // block_tokens
+        self._owners: dict[int, int] = {}  # by hash
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
+        self._changes: dict[int, bool] = {}  # by hash of a prefix: it is known, or no longer
+        self._places: set[int] = set()  # the known hashes of prefixes
+
+    def changes(self) -> tuple[list[int], list[int]]:
+        """The hashes of prefixes that have come to be known, and that no longer are, since the last
+        call.
+        """
+        changes, self._changes = self._changes, {}
+        kept = [each for each, known in changes.items() if known]
+        return kept, [each for each, known in changes.items() if not known]
+
+    def match(self, chain: Chain) -> int:
+        """The number of hashes that are known, from the first on until one is not."""
+        owners = self._owners
+        for found, block in enumerate(chain):
+            if block not in owners:
+                return found
+        return len(chain)
+
+    def idle(self, chain: Chain) -> int:
+        """The number of blocks under these hashes that nobody owns."""
+        return self._each * sum(block in self._idle for block in chain)
+
+    def take(self, kept: Kept, hashes: int) -> None:
+        """The request, which owns nothing, begins with so many hashes, which `match` found."""
+        for block in kept.chain[:hashes]:
+            self._idle.pop(block, None)
+            owners = self._owners[block] + 1
+            self._owners[block] = owners
+            self.shared += self._each if owners > 1 else 0
+            kept.owned.append(block)
+        kept.named = hashes
+
+    def name(self, kept: Kept, computed_tokens: int) -> None:
+        """The KV of so many tokens of the request is final: it may be found. A hash that is known
+        already keeps its blocks, and this copy of them is nobody else's.
+        """
+        full = min(computed_tokens // CHAIN_TOKENS, len(kept.chain))
+        for number, block in enumerate(kept.chain[kept.named : full], kept.named + 1):
+            if block not in self._owners:
+                self._owners[block] = 1
+                kept.owned.append(block)
+                if number in IS_PLACE:
+                    self._places.add(block)
+                    self._changes[block] = True
+        kept.named = max(kept.named, full)
+
+    def release(self, kept: Kept) -> None:
+        """The request leaves its blocks, the end of its text first."""
+        for block in reversed(kept.owned):
+            owners = self._owners[block] - 1
+            self._owners[block] = owners
+            if owners:
+                self.shared -= self._each
+            else:
+                self._idle[block] = None
+        kept.owned.clear()
+        kept.named = 0
+        self.fit(self._capacity_blocks)
+
+    def fit(self, room_blocks: int) -> None:
+        """At most so many idle blocks stay."""
+        most = max(room_blocks, 0) // self._each
+        while len(self._idle) > most:
+            block = self._idle.popitem(last=False)[0]
+            del self._owners[block]
+            if block in self._places:
+                self._places.remove(block)
+                self._changes[block] = False
+
+    # ------------------------------------------------------------ an iteration
+
+    def find(self, entries: Sequence["Entry"], free_blocks: int) -> list[int]:
+        """Lets the entries of an iteration that begin share what others computed. Returns the
+        positions that each found. It is done only where all entries still have room: idle blocks,
+        which count among the free ones, are free no more once they are shared.
+        """
+        spare = free_blocks - sum(
+            self._blocks(each.computed + each.tokens) - self._blocks(each.computed)
+            for each in entries
+        )
+        cached = [0] * len(entries)
+        for n, (kept, computed, known, tokens) in enumerate(entries):
+            if kept is None or computed:
+                continue
+            # at least one token is left to compute
+            found = self.match(kept.chain[: (known - 1) // CHAIN_TOKENS])
+            idle = self.idle(kept.chain[:found])
+            if not found or idle > max(spare, 0):
+                continue
+            self.take(kept, found)
+            cached[n] = has = found * CHAIN_TOKENS
+            new = self._blocks(has + min(tokens, known - has)) - self._blocks(has)
+            spare += self._blocks(tokens) - new - idle
+        return cached
+
+    def fill(self, entries: Sequence["Entry"], free_blocks: int) -> list[bool]:
+        """Makes room for these entries, in order, and says which of them have any. Blocks that were
+        found may have been promised to a plan in flight, whose entries may then have none.
+        """
+        runs = []
+        for _, computed, known, tokens in entries:
+            left = known - computed
+            new = computed + (min(tokens, left) if left > 1 else tokens)
+            more = self._blocks(new) - self._blocks(computed)
+            runs.append(more <= free_blocks)
+            free_blocks -= more if runs[-1] else 0
+        self.fit(free_blocks)
+        return runs
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
+
+    def check(self, all_kept: Iterable[Kept]) -> None:
+        """Raises AssertionError unless these own all that is owned."""
+        owners: dict[int, int] = dict.fromkeys(self._idle, 0)
+        for kept in all_kept:
+            for block in kept.owned:
+                owners[block] = owners.get(block, 0) + 1
+        assert owners == self._owners, "a block has lost its owner"
+        assert self.shared == self._each * sum(max(0, count - 1) for count in owners.values())
+        assert len(self._idle) * self._each <= self._capacity_blocks
+
+
+class Entry(NamedTuple):
+    """One entry of an iteration: it may compute `tokens` more of the `known` tokens of its text,
+    of which `computed` are. More than are left only where it drafts. `kept` None: nothing of it is
+    known.
+    """
+
+    kept: Kept | None
+    computed: int
+    known: int
+    tokens: int

@@ -1,0 +1,109 @@
+"""Tests of chains of block hashes, and of the books of a prefix cache."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.prefix import (
+    CHAIN_TOKENS,
+    Kept,
+    Piece,
+    PrefixCache,
+    chain_of,
+    chain_of_ids,
+    chain_of_pieces,
+    extend,
+)
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of elements with which both begin."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400))
+def test_chains_are_alike_for_as_many_full_blocks_as_texts(common: int, a: int, b: int) -> None:
+    begin = [n % 50 for n in range(common)]
+    one, other = [*begin, *[100] * a], [*begin, *[101] * b]
+    assert alike(chain_of(one), chain_of(other)) == common // CHAIN_TOKENS
+    assert len(chain_of(one)) == len(one) // CHAIN_TOKENS
+    grown: list[int] = []
+    for end in range(0, len(one) + 1, 37):
+        extend(grown, one[:end])
+    extend(grown, one)
+    assert tuple(grown) == chain_of(one)
+
+
+def test_a_block_counts_only_behind_the_same_blocks_and_with_the_same_salt() -> None:
+    ones, twos = [1] * CHAIN_TOKENS, [2] * CHAIN_TOKENS
+    assert alike(chain_of(ones + twos), chain_of(twos + twos)) == 0
+    assert not set(chain_of(ones + twos)) & set(chain_of(twos + twos))
+    assert not set(chain_of(ones, b"a")) & set(chain_of(ones, b"b"))
+
+
+def spelt(pieces: Sequence[Piece]) -> list[int]:
+    return [n for piece, tokens in pieces for n in Random(piece).choices(range(99999), k=tokens)]
+
+
+PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(1, 200)), max_size=6)
+
+
+@given(PIECES, PIECES)
+def test_chains_of_pieces_are_alike_where_those_of_their_tokens_are(
+    one: list[Piece], other: list[Piece]
+) -> None:
+    by_tokens = alike(chain_of(spelt(one)), chain_of(spelt(other)))
+    assert len(chain_of_pieces(one)) == len(chain_of(spelt(one)))
+    assert alike(chain_of_pieces(one), chain_of_pieces(other)) == by_tokens
+
+
+def test_equal_ids_in_equal_position_give_equal_chains() -> None:
+    long, short = chain_of_ids([7, 8, 9], 512, 1300), chain_of_ids([7, 8], 512, 700)
+    assert (len(long), len(short)) == (20, 10)
+    assert alike(long, short) == 10
+    assert alike(long, chain_of_ids([8, 7, 9], 512, 1300)) == 0
+    assert len(chain_of_ids([7], 512, 5000)) == 8, "what no id covers is nobody else's"
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 12))
+def test_the_books_balance_and_a_block_stays_until_its_room_is_needed(seed: int, room: int) -> None:
+    rng, cache, held = Random(seed), PrefixCache(room), list[Kept]()
+    for _ in range(80):
+        if held and rng.random() < 0.4:
+            cache.release(held.pop(rng.randrange(len(held))))
+        elif held and rng.random() < 0.3:
+            cache.name(rng.choice(held), CHAIN_TOKENS * rng.randint(0, 6))
+        else:
+            kept = Kept([int(f"{''.join(rng.choices('12', k=n))}") for n in range(1, 5)])
+            cache.take(kept, cache.match(kept.chain))
+            cache.fit(rng.randint(0, room))
+            held.append(kept)
+        cache.check(held)
+
+
+def test_the_text_left_longest_ago_gives_way_first_and_its_end_before_its_beginning() -> None:
+    cache, old, new = PrefixCache(4), Kept([1, 2]), Kept([3, 4])
+    for kept in (new, old):
+        cache.name(kept, 2 * CHAIN_TOKENS)
+    cache.release(old)
+    cache.release(new)
+    cache.fit(3)
+    assert (cache.match([1, 2]), cache.match([3, 4])) == (1, 2)
+    cache.fit(1)
+    assert (cache.match([1, 2]), cache.match([3, 4])) == (0, 1)
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_second_copy_is_not_shared_and_a_taken_block_is(again: int) -> None:
+    cache, first, second = PrefixCache(9), Kept([1, 2]), Kept([1, 2, 3])
+    cache.name(first, 2 * CHAIN_TOKENS)
+    if again:
+        cache.take(second, cache.match(second.chain))
+    cache.name(second, 3 * CHAIN_TOKENS)
+    assert cache.shared == 2 * again
+    cache.release(first)
+    assert cache.shared == 0 and cache.idle([1, 2]) == 2 - 2 * again
