@@ -104,6 +104,11 @@ def prefix_of(chain: Chain) -> bytes:
     return pack_hashes([chain[place - 1] for place in PLACES[: bisect_right(PLACES, len(chain))]])
 
 
+def salt_of(salt: str, adapter: str) -> bytes:
+    """The salt of a request's texts: KV depends on its adapter, and tenants may not share it."""
+    return f"{salt}\0{adapter}".encode() if salt or adapter else b""
+
+
 def pack_hashes(hashes: Sequence[int]) -> bytes:
     if not hashes:
         return b""

@@ -439,6 +439,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking: Thinking | None = None  # the marks in its answer, for a client that attaches
     model: ShortText = ""  # only replicas of this model take it; empty: any
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
+    salt: str = ""  # whose prompts share KV with its own: those of one tenant, or of all that share
 
     @property
     def work_tokens(self) -> int:

@@ -195,6 +195,11 @@ def roster(replica: ReplicaId) -> str:
     return f"{ROOT}.replica.{replica}.roster"
 
 
+def prefixes(replica: ReplicaId) -> str:
+    """Admission -> planner that leases the replica: which prefixes does it keep?"""
+    return f"{ROOT}.replica.{replica}.prefixes"
+
+
 def digest(replica: ReplicaId) -> str:
     return f"{ROOT}.replica.{replica}.digest"
 

@@ -1,7 +1,7 @@
 """Describes the deployment that serves a simulation: a policy over replicas of a profile."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from loadgen.simulator.misjudged import BatchTime
 from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
+from shared.routing.pipeline import Router
 
 # The default of the mean probability that the first token of a draft is accepted: a choice of
 # ours.
@@ -82,6 +83,7 @@ class Deployment:
     models: several models, in place of `profile` and `replicas`. Their replicas are numbered in
         this order, and each draft costs what the profile states, unless `draft` is 0.
     scaling: replicas come and go; `replicas` serve from the start.
+    router: makes the router, in place of the policy's own.
     """
 
     policy: str
@@ -98,6 +100,7 @@ class Deployment:
     length_times: float = 1.0
     outages: Sequence[Outage] = ()
     scaling: Scaling | None = None
+    router: Callable[[], Router] | None = None
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()

@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from msgspec.structs import replace
@@ -201,7 +202,7 @@ class Simulation:
         self._fleet = VirtualFleet(
             self._timeline,
             latency,
-            registry.router(policy, settings),
+            (deployment.router or partial(registry.router, policy, settings))(),
             Random(f"{self._traffic.seed}/router"),
             Random(f"{self._traffic.seed}/latency"),
             self._end,

@@ -97,9 +97,7 @@ class VirtualWorker:
         """Take a request in. `times` has the instants of the tokens of earlier attempts, and
         receives those to come. `chain`: of its prompt and its output; one without shares nothing.
         """
-        assert hold.attempt == record.attempt and not self._here[hold.slot], (
-            f"slot {hold.slot} of {self._announce.replica}"
-        )
+        assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot}"
         made = record.resume.measure.tokens
         assert made == len(times)
         sampling = body.sampling
@@ -136,9 +134,7 @@ class VirtualWorker:
         return OfferAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
-        assert plan.seq == self._next_seq, (
-            f"{self._announce.replica}: plan {plan.seq} came for {self._next_seq}"
-        )
+        assert plan.seq == self._next_seq, f"plan {plan.seq} came for {self._next_seq}"
         self._next_seq += 1
         self._queue.append(plan)
 
@@ -152,11 +148,8 @@ class VirtualWorker:
         plan = self._queue.popleft()
         ending: list[tuple[int, str]] = []
         if plan.released:
-            ending = [
-                (s, why)
-                for s, why in zip(unpack_list(plan.released), plan.released_why, strict=True)
-                if self._here[s]
-            ]
+            released = zip(unpack_list(plan.released), plan.released_why, strict=True)
+            ending = [(slot, why) for slot, why in released if self._here[slot]]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
             self._prefixes.clear(slot)
             self._drafted[slot], self._decoding[slot] = 0, False
@@ -176,7 +169,7 @@ class VirtualWorker:
         if selection is not None and skipped:
             selection = along(selection, np.flatnonzero(~gone).tolist())
         if self._prefixes.any:
-            found = self._find(slots, caps, selection)
+            found, caps = self._find(slots, caps, selection)
         if found is not None and not found.runs.all():
             slots, caps = slots[found.runs], caps[found.runs]
             if selection is not None:
@@ -198,15 +191,20 @@ class VirtualWorker:
         )
         return self._batch_s(shape)
 
-    def _find(self, slots: Indices, caps: Ints, selection: Selection | None) -> Found | None:
-        """Lets the entries of a plan that begin share what others computed."""
+    def _find(
+        self, slots: Indices, caps: Ints, selection: Selection | None
+    ) -> tuple[Found | None, Ints]:
+        """Lets entries that begin share what others computed. Returns their caps: less is left."""
         known = self._known[slots]
         left = known - self._computed[slots]
         asked: Ints = np.minimum(caps, left)
         if selection is not None:
             drafts = drafting_depth(selection, left, known - self._prompt[slots]) > 0
             asked = np.where(drafts, np.minimum(caps, self._left[slots]), asked)
-        return self._prefixes.find(slots, known, asked)
+        found = self._prefixes.find(slots, known, asked)
+        if found is not None:
+            caps = np.where(found.cached, np.minimum(caps, known - self._computed[slots]), caps)
+        return found, caps
 
     def _drafting(self, selection: Selection, slots: Indices, caps: Ints) -> Drafting:
         assert self._draft is not None, "speculation without a draft model"

@@ -25,9 +25,9 @@ from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled
+from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled, Told
 from shared.core.scaling.tally import ArrivalTally
-from shared.errors import BusError
+from shared.errors import BusError, PeerError
 from shared.placing.ending import Ending
 from shared.placing.outcomes import Outcomes
 from shared.placing.place import OfferMetrics, Placer
@@ -37,6 +37,7 @@ from shared.process.drive import drive
 from shared.process.reload import follow_files, rules_of
 from shared.schemas import (
     Announce,
+    AskPrefixes,
     Attach,
     AttemptOver,
     Cancel,
@@ -46,6 +47,7 @@ from shared.schemas import (
     FindEnded,
     GenerateRequest,
     PoolDigest,
+    Prefixes,
     Record,
     Tokenize,
 )
@@ -60,6 +62,7 @@ from shared.telemetry.telemetry import Tracing
 log = structlog.get_logger()
 
 QUEUE = "admission"
+PREFIXES_S = 1.0  # between two looks whether some replica's prefixes are lacking
 ARRIVALS_S = 1.0  # between two messages about the work that came
 
 
@@ -117,6 +120,9 @@ class Admission:
         )
         swept = self.metrics.gauge(names.LAST_SWEEP, "When the last whole sweep ended.").labels()
         self.metrics.before_scrape(lambda: swept.set(self._sweep.swept_unix_s))
+        text = "Replicas whose kept prefixes are not known here: none of a prompt is found there."
+        lacking = self.metrics.gauge(names.PREFIXES_LACKING, text).labels()
+        self.metrics.before_scrape(lambda: lacking.set(len(self.core.lacking)))
         self._ends = Ends(
             self.name, clock, records, placer, ending, self._placement, self._chores, self._soon
         )
@@ -185,6 +191,7 @@ class Admission:
                 chores.start(self._stall.watch(), name="admission.stall"),
                 chores.start(self._usage.run(), name="admission.usage"),
                 chores.start(self._tell_arrivals(), name="admission.arrivals"),
+                chores.start(self._ask_prefixes(), name="admission.prefixes"),
                 chores.start(
                     follow_files("admission", self._cfg, self._rules), name="admission.rules"
                 ),
@@ -243,6 +250,17 @@ class Admission:
             for work in self._tally.take():
                 with suppress(BusError):  # a lost message counts as no work
                     await self._bus.publish(subjects.ARRIVED, work)
+
+    async def _ask_prefixes(self) -> None:
+        """Ask planners for the prefixes that their digests alone did not tell."""
+        while True:
+            await asyncio.sleep(PREFIXES_S)
+            for replica in self.core.lacking:
+                with suppress(BusError, PeerError):  # asked again
+                    prefixes = await self._bus.request(
+                        subjects.prefixes(replica), AskPrefixes(), Prefixes, timeout_s=PREFIXES_S
+                    )
+                    self._placement.feed(Told(replica, prefixes))
 
     async def _keep_lease(self) -> None:
         """Renew the lease: while it is held, no sweep takes over this instance's open requests."""

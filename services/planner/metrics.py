@@ -43,6 +43,10 @@ class PlannerMetrics:
         self._plans = counter(names.PLANS, "Plans sent.")
         self._acks = counter(names.ACKS, "Acks of iterations digested.")
         self._resyncs = counter(names.RESYNCS, "Resyncs begun.")
+        self._expected = counter(
+            names.PREFIX_EXPECTED, "Tokens of prompts that were expected in the prefix cache."
+        )
+        self._found = counter(names.PREFIX_FOUND, "Tokens of prompts that were found there.")
         self._steps = histogram(names.PLAN_STEP, "Time of one step of a replica's core.")
         self._slack = histogram(
             names.SLACK,
@@ -74,9 +78,10 @@ class Watch:
         self._gammas = [
             (regime, metrics._gamma.labels(replica, regime.name.lower())) for regime in Regime
         ]
-        counted = (metrics._plans, metrics._acks, metrics._resyncs)
+        counted = [metrics._plans, metrics._acks, metrics._resyncs]
+        counted += [metrics._expected, metrics._found]
         self._counters = [family.labels(replica) for family in counted]
-        self._shown = (0, 0, 0)
+        self._shown = [0] * len(counted)
         self._steps = metrics._steps.labels(replica)
         self._slack = metrics._slack.labels(replica)
         self._ahead = metrics._ahead.labels(replica)
@@ -116,7 +121,8 @@ class Watch:
         self._bias.set(figures.bias)
         for regime, gauge in self._gammas:
             gauge.set(figures.gammas[regime])
-        now = (core.counters.plans, core.counters.acks, core.counters.resyncs)
+        done = core.counters
+        now = [done.plans, done.acks, done.resyncs, done.expected_tokens, done.found_tokens]
         for counter, count, before in zip(self._counters, now, self._shown, strict=True):
             counter.add(count - before)
         self._shown = now

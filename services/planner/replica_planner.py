@@ -41,6 +41,7 @@ from shared.process.drive import Inbox, drive
 from shared.request_timeline import Neighbour
 from shared.schemas import (
     Announce,
+    AskPrefixes,
     BatchPlan,
     Hold,
     HoldAnswer,
@@ -134,6 +135,13 @@ class ReplicaPlanner:
                 endpoints = [
                     Endpoint("offer", subjects.offer(replica), Offer, self._on_offer, "seat"),
                     Endpoint("roster", subjects.roster(replica), Roster, self._on_roster, "seat"),
+                    Endpoint(
+                        "prefixes",
+                        subjects.prefixes(replica),
+                        AskPrefixes,
+                        self._on_prefixes,
+                        "seat",
+                    ),
                 ]
                 metadata = {
                     "replica": replica,
@@ -264,6 +272,9 @@ class ReplicaPlanner:
         answer = RosterAnswer(entries=self.core.roster(unpack_list(asked.slots)))
         self._chores.spawn(call.reply(answer), "planner.roster")
 
+    def _on_prefixes(self, _ask: AskPrefixes, call: Call) -> None:
+        self._chores.spawn(call.reply(self.core.kept.all()), "planner.prefixes")
+
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
         if refused.epoch > self.epoch:
             self._inbox.fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}"))
@@ -316,6 +327,7 @@ class ReplicaPlanner:
                     entries,
                     answer.shared_blocks,
                     answer.draft_shared_blocks,
+                    answer.kept,
                 )
                 self._resyncing = False
                 self._inbox.put(synced)

@@ -65,7 +65,8 @@ class Outcome(NamedTuple):
     """The result of an iteration. `exec_s` is by a monotonic clock; a simulated engine may begin
     before the call. Parts of `exec_s`: `outside_s` not in the model or its sampling (if known),
     `drafted_s` in the draft model, before the target's pass. `unusual`: the engine made something
-    ready that stays ready, so the next iteration like this one is faster.
+    ready that stays ready, so the next iteration like this one is faster. `kept`, `dropped`: the
+    hashes of prefixes (shared/prefix.py) that its cache has and no longer has since the last one.
     """
 
     done: Sequence[Done]
@@ -73,6 +74,8 @@ class Outcome(NamedTuple):
     outside_s: float = 0.0
     drafted_s: float = 0.0
     unusual: bool = False
+    kept: Sequence[int] = ()
+    dropped: Sequence[int] = ()
 
 
 class EngineState(NamedTuple):

@@ -9,6 +9,7 @@ from services.worker.core.worker import WorkerCore
 from shared import subjects
 from shared.bus.api import Bus, Call
 from shared.errors import BusError
+from shared.prefix import pack_hashes
 from shared.process.chores import Chores
 from shared.schemas import Announce, Refused, Resync, ResyncPage
 from shared.store.leases import lease_epoch
@@ -16,7 +17,7 @@ from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
-PAGE_ENTRIES = 256  # 256 offers are about 60 KB
+PAGE_ENTRIES = 128  # 128 offers are about 30 KB, and with long prompts 250
 
 
 class Resyncs:
@@ -96,6 +97,7 @@ class Resyncs:
             more=False,
             shared_blocks=core.shared_blocks,
             draft_shared_blocks=core.draft_shared_blocks,
+            kept=pack_hashes(core.kept),
         )
 
     def _refuse(self, call: Call, code: str, message: str) -> None:

@@ -33,6 +33,8 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tightest bounds that a request may ask for. A bound that is absent may be any."""
     lenient: bool | None = None
     """Leaves out fields that are not served; absent: as the gateway's."""
+    shares_prefixes: bool = False
+    """Its prompts may begin with KV that other tenants who share computed, and theirs with its."""
     keys: list[KeyHash] = []
     """SHA-256 of its HTTP keys, as `slackline key` prints them. With any, HTTP needs a key."""
 

@@ -23,6 +23,7 @@ from shared.core.announced import profile_of
 from shared.core.record.record import does_not_fit
 from shared.errors import ConfigError, PeerError
 from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
+from shared.prefix import chain_of, prefix_of, salt_of
 from shared.rules.rules import Rules
 from shared.rules.tiers import TierSet
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling, Thinking
@@ -276,9 +277,14 @@ class Intake:
         wanted = await self._wanted(request)
         worker = self._workers.any(wanted.model, wanted.needs) or self._workers.last(wanted.model)
         tokenizer = await self._tokenizers.of(wanted.model, worker)
-        prompt = await self._in_time(
-            request, payload_bytes, lambda: tokenise(request, tokenizer, worker)
-        )
+        tenant = self._rules.tenants.named(request.tenant)
+        salt = "" if tenant.shares_prefixes else request.tenant
+
+        def step() -> tuple[Prompt, bytes]:
+            prompt = tokenise(request, tokenizer, worker)
+            return prompt, prefix_of(chain_of(prompt, salt_of(salt, wanted.adapter)))
+
+        prompt, prefix = await self._in_time(request, payload_bytes, step)
         max_tokens = fits(prompt, request, worker)
         named = self._rules.tiers.named(tier)
         slo = resolve(request.slo or named.slo_of(wanted.model), len(prompt), max_tokens, worker)
@@ -286,7 +292,6 @@ class Intake:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
         if not request.allow_relegation:
             check_attainable(slo, len(prompt), worker)
-        tenant = self._rules.tenants.named(request.tenant)
         most = self._rules.tenants.most_importance(request.tenant, named.importance)
         tenant.check_slo(slo)
         record = Record(
@@ -316,6 +321,8 @@ class Intake:
             begin_by_unix_s=math.inf if named.wait_s is None else arrived_unix_s + named.wait_s,
             thinking=thinking_of(request, prompt, tokenizer),
             model=wanted.model,
+            prefix=prefix,
+            salt=salt,
         )
         sampling = replace(
             request.sampling,

@@ -7,6 +7,7 @@ Cancels and withdrawals take effect between iterations.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from services.worker.core.ack_builder import AckBuilder
 from services.worker.core.engine_time import WorkerCounters, spent_in
@@ -42,6 +43,7 @@ from shared.schemas import (
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 NO_BODY = Body(prompt=b"", sampling=Sampling())
+KEPT_LIMIT = 1 << 15  # hashes of prefixes in a report: 256 KiB
 
 
 class WorkerCore:
@@ -75,6 +77,8 @@ class WorkerCore:
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Step | None = None
         self.ack_seq = 0  # of the newest ack
+        # the hashes of prefixes in the engine's cache, the newest last
+        self._kept: dict[int, None] = {}
 
     # ------------------------------------------------------------ snapshots for others
 
@@ -116,6 +120,11 @@ class WorkerCore:
     def draft_shared_blocks(self) -> int:
         """As `shared_blocks`, in the draft model's own KV."""
         return self._holdings.draft_shared_blocks
+
+    @property
+    def kept(self) -> list[int]:
+        """The hashes of prefixes in the engine's cache: the newest KEPT_LIMIT of them."""
+        return list(islice(self._kept, max(0, len(self._kept) - KEPT_LIMIT), None))
 
     @property
     def draft_yields(self) -> list[DraftYield]:
@@ -347,7 +356,11 @@ class WorkerCore:
             spent.drafts_s,
             ran.drafted_s,
         )
-        ack = AckBuilder(step, timing, ran.shared_blocks, ran.draft_shared_blocks)
+        shared = ran.shared_blocks, ran.draft_shared_blocks
+        ack = AckBuilder(step, timing, *shared, ran.kept, ran.dropped)
+        for each in ran.dropped:
+            self._kept.pop(each, None)
+        self._kept.update(dict.fromkeys(ran.kept))
         self._holdings.shared_blocks = ran.shared_blocks
         self._holdings.draft_shared_blocks = ran.draft_shared_blocks
         outgoing = self._class_changes(step.plan)

@@ -14,6 +14,7 @@ from shared.core.offer import offer_of
 from shared.core.worker.step import Load, Outgoing, TurnDone, Work
 from shared.measure import Measure
 from shared.policy.need import Pace
+from shared.prefix import salt_of
 from shared.request_timeline import RequestTimeline
 from shared.schemas import (
     AttemptOver,
@@ -150,6 +151,7 @@ class HeldRequest:
             self.seed,
             self.adapter,
             Resume(tokens=pack(self.tokens), text=self.text),
+            salt_of(self.record.salt, self.adapter),
         )
 
     # ------------------------------------------------------------ after an iteration

@@ -37,6 +37,7 @@ class Load(NamedTuple):
     seed: int
     adapter: str = ""
     resume: Resume = Resume()
+    salt: bytes = b""  # texts of other salts share no KV with it
 
 
 class Work(NamedTuple):
@@ -98,6 +99,9 @@ class Ran(NamedTuple):
     drafted_s: float = 0.0  # the part in which the draft model worked, where that is known
     shared_blocks: int = 0  # KV blocks that sharing saves the engine after the step
     draft_shared_blocks: int = 0  # the same in the draft model's own KV
+    # hashes of prefixes that the engine's cache has and no longer has since the last step
+    kept: Sequence[int] = ()
+    dropped: Sequence[int] = ()
 
 
 class Timing(NamedTuple):

@@ -15,6 +15,6 @@ KINDS: list[Any] = [
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.TimeAsked, schemas.TimeTold,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
     schemas.RosterAnswer, schemas.WorkArrived, schemas.ReplicasNeeded, schemas.FindEnded,
-    schemas.FoundEnded,
+    schemas.FoundEnded, schemas.AskPrefixes, schemas.Prefixes,
     schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip

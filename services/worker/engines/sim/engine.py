@@ -68,6 +68,7 @@ class _Slot:
     decoding: bool = False  # has emitted a token since it was loaded
     # its text, and its part of the prefix cache; None: there is no cache
     text: list[int] | None = None
+    salt: bytes = b""
     kept: Kept | None = None
 
 
@@ -128,7 +129,8 @@ class SimEngine(KnowsFacts):
         )
         if self._cache is not None:
             state = self._slots[load.slot]
-            state.text, state.kept = list(load.tokens), Kept(chain_of(load.tokens))
+            state.text, state.salt = list(load.tokens), load.salt
+            state.kept = Kept(chain_of(load.tokens, load.salt))
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
@@ -147,7 +149,8 @@ class SimEngine(KnowsFacts):
             if left_s > 0:
                 self._wait(left_s)
             self._returned_at_s = self._clock()
-        return Outcome(done, exec_s)
+        kept, dropped = ((), ()) if self._cache is None else self._cache.changes()
+        return Outcome(done, exec_s, kept=kept, dropped=dropped)
 
     def _compute(
         self, work: Sequence[Work], selection: Selection | None
@@ -201,7 +204,7 @@ class SimEngine(KnowsFacts):
             state = states[n]
             assert state.text is not None and state.kept is not None
             state.text += one.tokens
-            extend(state.kept.chain, state.text)
+            extend(state.kept.chain, state.text, state.salt)
             cache.name(state.kept, state.computed)
         return done, exec_s
 

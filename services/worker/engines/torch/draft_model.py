@@ -36,6 +36,7 @@ class Ask(NamedTuple):
     depth: int
     width: int
     temperature: float  # of the shares that the path probabilities are made of; 0 counts as 1
+    salt: bytes = b""
 
 
 class Accepted(NamedTuple):
@@ -164,7 +165,7 @@ class DraftModel:
         held = self._held.get(ask.slot)
         if held is None:
             place = paged.Place(self._block_tokens, known + ask.depth)
-            held = self._held[ask.slot] = _Held(place, Prefix(self._block_tokens))
+            held = self._held[ask.slot] = _Held(place, Prefix(self._block_tokens, ask.salt))
             if self._prefix_caching:
                 held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
         # the newest token is read again where its last tree was not verified

@@ -43,6 +43,7 @@ def trees_to_verify(
             depth[n],
             max(1, width[n]),
             states[n].sampling.temperature,
+            states[n].prefix.salt,
         )
         for n in speculating
     ]

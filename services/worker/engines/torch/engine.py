@@ -151,7 +151,7 @@ class TorchEngine(KnowsFacts):
             s,
             load.seed,
             constraint,
-            Prefix(self._facts.block_tokens),
+            Prefix(self._facts.block_tokens, load.salt),
         )
 
     @torch.inference_mode()
@@ -218,11 +218,14 @@ class TorchEngine(KnowsFacts):
                 else did
                 for n, did in enumerate(done)
             ]
+        kept, dropped = self._blocks.changes()
         return Outcome(
             done,
             time.monotonic() - began_s,
             drafted_s=drafted_s,
             unusual=self._recorded() > recorded,
+            kept=kept,
+            dropped=dropped,
         )
 
     def _recorded(self) -> int:

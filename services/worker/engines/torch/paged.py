@@ -75,6 +75,16 @@ class Blocks:
         self._hash_of: dict[int, bytes] = {}
         self._known: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._marks: dict[bytes, int] = {}  # the hash of a prefix that ends with a known block
+        self._changes: dict[int, bool] = {}  # of these: it is known, or no longer
+
+    def changes(self) -> tuple[list[int], list[int]]:
+        """The hashes of prefixes that have come to be known, and that no longer are, since the last
+        call.
+        """
+        changes, self._changes = self._changes, {}
+        kept = [each for each, known in changes.items() if known]
+        return kept, [each for each, known in changes.items() if not known]
 
     @property
     def free(self) -> int:
@@ -133,12 +143,17 @@ class Blocks:
             self.shared += bool(self._owners[block] > 1)
             place.add(block)
 
-    def name(self, place: Place, number: int, digest: bytes) -> None:
-        """Block `number` is full; tokens to its end have this hash, which keeps its first block."""
+    def name(self, place: Place, number: int, digest: bytes, mark: int | None = None) -> None:
+        """Block `number` is full; tokens to its end have this hash, which keeps its first block.
+        `mark`: the hash of a prefix of them.
+        """
         block = place.blocks[number]
         if digest not in self._known and block not in self._hash_of:
             self._known[digest] = block
             self._hash_of[block] = digest
+            if mark is not None:
+                self._marks[digest] = mark
+                self._changes[mark] = True
 
     def check(self, places: Iterable[Place]) -> None:
         """Raises AssertionError unless these places own all that is owned."""
@@ -166,7 +181,10 @@ class Blocks:
             self._unused += 1
 
     def _forget(self, block: int) -> None:
-        del self._known[self._hash_of.pop(block)]
+        digest = self._hash_of.pop(block)
+        del self._known[digest]
+        if digest in self._marks:
+            self._changes[self._marks.pop(digest)] = False
         self._taken[block + 1] = 0
         self._unused += 1
 

@@ -9,16 +9,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.worker.engines.torch.paged import Blocks, Place
+from shared.prefix import CHAIN_TOKENS, IS_PLACE, extend
 
 _BYTES = 16
 
 
 class Prefix:
-    """The hashes of one text's full blocks, and the number of blocks named by them so far."""
+    """The hashes of one text's full blocks, and the number of blocks named by them so far. Texts
+    with different salts have no block in common.
+    """
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, block_tokens: int, salt: bytes = b"") -> None:
+        self._block_tokens, self.salt = block_tokens, salt
         self._hashes: list[bytes] = []
+        self._chain: list[int] = []
         self._named = 0
 
     def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
@@ -39,7 +43,12 @@ class Prefix:
             return
         hashes = self._of(tokens, computed)
         for number in range(self._named, full):
-            blocks.name(place, number, hashes[number])
+            place_blocks, rest = divmod((number + 1) * self._block_tokens, CHAIN_TOKENS)
+            if rest or place_blocks not in IS_PLACE:
+                blocks.name(place, number, hashes[number])
+            else:
+                extend(self._chain, tokens[:computed], self.salt)
+                blocks.name(place, number, hashes[number], self._chain[place_blocks - 1])
         self._named = full
 
     def restart(self) -> None:
@@ -51,6 +60,6 @@ class Prefix:
         size, full = self._block_tokens, upto // self._block_tokens
         for number in range(len(self._hashes), full):
             own = np.array(tokens[number * size : (number + 1) * size], dtype="<i8").tobytes()
-            before = self._hashes[-1] if self._hashes else b""
+            before = self._hashes[-1] if self._hashes else self.salt
             self._hashes.append(hashlib.blake2b(before + own, digest_size=_BYTES).digest())
         return self._hashes[:full]

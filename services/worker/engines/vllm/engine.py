@@ -31,10 +31,12 @@ from services.worker.engine import (
     RefusedError,
 )
 from services.worker.engines.vllm.drafter import Unread, draft
+from services.worker.engines.vllm.kept import KeptInVllm
 from services.worker.engines.vllm.sampling import sampling_params
 from services.worker.engines.vllm.scheduler import Entry, PlannedScheduler
 from shared.core.worker.step import Load, Work
 from shared.policy.speculation import depths_of
+from shared.prefix import chain_of
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -47,6 +49,7 @@ NOTHING_S = 0.002
 class _Slot:
     request: Request
     loaded_s: float  # monotonic
+    prefixes: Sequence[Any]  # as KeptInVllm.ask has them
     computed: int = 0
     entered: bool = False  # it has had KV since it was loaded or preempted
     read: int = 0  # positions in the draft model's KV
@@ -74,6 +77,7 @@ class VllmEngine(KnowsFacts):
         self._slots: dict[Slot, _Slot] = {}
         self._loads = 0
         self._spare_blocks = self._pool.get_num_free_blocks() - facts.kv_blocks
+        self._kept = KeptInVllm(self._pool, facts.block_tokens)
 
     def load(self, load: Load) -> None:
         self._check(load, self._slots)
@@ -82,13 +86,16 @@ class VllmEngine(KnowsFacts):
         if any(token >= self._facts.vocabulary for token in load.sampling.stop_token_ids):
             raise RefusedError(f"stop_token_ids beyond the model's {self._facts.vocabulary} tokens")
         self._loads += 1
+        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(load.tokens)}
+        if load.salt:
+            prompt["cache_salt"] = load.salt.hex()
         try:
             params = sampling_params(
                 load.sampling, max_model_len=self._facts.context_tokens, generated=load.generated
             )
             asked = self._engine.input_processor.process_inputs(
                 f"{load.slot}-{self._loads}",
-                {"type": "token", "prompt_token_ids": list(load.tokens)},
+                prompt,
                 params,
                 ("generate",),
                 arrival_time=time.time(),
@@ -102,7 +109,8 @@ class VllmEngine(KnowsFacts):
             # vLLM's own errors, and any that a client's schema causes: only this request fails
             raise RefusedError(f"vLLM does not take this request: {error}") from error
         self._scheduler.park(request)
-        self._slots[load.slot] = _Slot(request, time.monotonic())
+        asked_for = self._kept.ask(request.block_hashes, chain_of(load.tokens, load.salt))
+        self._slots[load.slot] = _Slot(request, time.monotonic(), asked_for)
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
@@ -122,7 +130,9 @@ class VllmEngine(KnowsFacts):
             done.append(self._landed(state, entry, output.get(state.request.request_id)))
         model_s = scheduler.ended_model_s - scheduler.began_model_s if executed else 0.0
         exec_s = time.monotonic() - began_s
-        return Outcome(done, exec_s, exec_s - drafted_s - model_s, drafted_s)
+        outside_s = exec_s - drafted_s - model_s
+        kept, dropped = self._kept.changes()
+        return Outcome(done, exec_s, outside_s, drafted_s, kept=kept, dropped=dropped)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
@@ -131,9 +141,9 @@ class VllmEngine(KnowsFacts):
         state.computed, state.entered, state.read = 0, False, 0
 
     def release(self, slot: Slot) -> None:
-        self._scheduler.finish_requests(
-            self._slots.pop(slot).request.request_id, RequestStatus.FINISHED_ABORTED
-        )
+        state = self._slots.pop(slot)
+        self._kept.leave(state.prefixes)
+        self._scheduler.finish_requests(state.request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def snapshot(self) -> EngineState:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))

@@ -238,10 +238,12 @@ class Play:
         return -(-tokens // self.engine.facts.block_tokens)
 
 
-def load(engine: VllmEngine, slot: int, asked: Asked, output: Sequence[int] = ()) -> None:
-    engine.load(
-        Load(Slot(slot), [*asked.prompt, *output], len(output), asked.sampling, 1, asked.adapter)
-    )
+def load(
+    engine: VllmEngine, slot: int, asked: Asked, output: Sequence[int] = (), salt: bytes = b""
+) -> None:
+    tokens = [*asked.prompt, *output]
+    load = Load(Slot(slot), tokens, len(output), asked.sampling, 1, asked.adapter, salt=salt)
+    engine.load(load)
 
 
 def refusal(engine: VllmEngine, asked: Asked, output: Sequence[int] = ()) -> str:

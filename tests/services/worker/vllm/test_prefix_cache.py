@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from shared.core.worker.step import Work
+from shared.prefix import chain_of
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, SLOTS
 from tests.services.worker.vllm.random_plans import Asked, Habits, Held, Play, load
@@ -64,6 +65,30 @@ def test_an_adapter_finds_nothing_of_the_model_itself(caching: Any) -> None:
     [done] = caching.execute([Work(Slot(0), 100, True)], None).done
     assert (done.computed, done.cached) == (100, 0)
     caching.release(Slot(0))
+
+
+def test_the_engine_says_which_prefixes_it_keeps_until_their_blocks_are_needed(
+    caching: Any,
+) -> None:
+    chain = chain_of(PROMPT, b"mine")
+    load(caching, 0, Asked(PROMPT, 1), salt=b"mine")
+    outcome = caching.execute([Work(Slot(0), len(PROMPT), True)], None)
+    assert list(outcome.kept) == list(chain[:1])  # 64 tokens; the whole prompt has 100
+    caching.release(Slot(0))
+    rng, dropped = Random(2), list[int]()
+    while not set(chain[:1]) <= set(dropped):  # other prompts need its blocks
+        other = [rng.randrange(5, 2000) for _ in range(8 * BLOCK)]
+        load(caching, 0, Asked(other, 1))
+        dropped += caching.execute([Work(Slot(0), len(other), True)], None).dropped
+        caching.release(Slot(0))
+
+
+def test_tenants_that_do_not_share_find_nothing_of_each_other(caching: Any) -> None:
+    for salt, cached in ((b"hers", 0), (b"yours", 0), (b"hers", 3 * BLOCK)):
+        load(caching, 0, Asked(PROMPT, 1), salt=salt)
+        [done] = caching.execute([Work(Slot(0), 100, True)], None).done
+        assert done.cached == cached
+        caching.release(Slot(0))
 
 
 def test_hits_for_which_the_books_have_no_room_are_not_taken(caching: Any) -> None:
