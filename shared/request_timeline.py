@@ -21,7 +21,8 @@ class Cause(StrEnum):
     NOTHING = ""
     PLACING = "placing"  # looking for a replica: reading the request, its record, offers, the hold
     RELEGATED = "relegated"  # waiting as best-effort: in the pool, or while a replica ran others
-    MOVING = "moving"  # between two replicas: the first was lost, drained, or gave it up
+    # between two replicas: the first was lost, drained, or gave it up; and computed again
+    MOVING = "moving"
     QUEUE = "queue"  # held by a replica, before its first iteration there, while others computed
     PREFILL = "prefill"  # its own prefill
     BESIDE = "beside"  # prefills of others, in iterations that ran it as well
@@ -166,6 +167,22 @@ class RequestTimeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
             if cause is not None:
                 return cause
         return Cause.PLACING
+
+    def then(self, attempt: Account) -> Account:
+        """The account with that of the attempt which follows. If the request had its first token,
+        and left its replica since, then its prefill is computed again, which is part of the move.
+        """
+        if self._moved:
+            moving_s = attempt.moving_s + attempt.prefill_s
+            attempt = replace(attempt, moving_s=moving_s, prefill_s=0.0)
+        return self.account.plus(attempt)
+
+    @property
+    def _moved(self) -> bool:
+        steps = (Happened.FIRST_TOKEN, Happened.LEFT)
+        found = [each for each in self.happenings if each.what in steps]
+        began = any(each.what is Happened.FIRST_TOKEN for each in found)
+        return began and _waits_after(found[-1]) is Cause.MOVING
 
     def left(self, replica: str, why: str, at_unix_s: float) -> "RequestTimeline":
         """The timeline of a request that leaves a replica, to go on elsewhere."""

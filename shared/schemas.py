@@ -701,7 +701,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
-    # of its model, as the worker sees it: an admission that sees it, too, has the tokenizer there
+    # of its model, as the worker sees it: an admission may read the tokenizer there
+    # (services/admission/tokenizers.py)
     folder: Annotated[str, Meta(max_length=4096)] = ""
     vocabulary: Count = 0  # number of its model's token ids; 0: not told
     time: EngineTime = EngineTime()

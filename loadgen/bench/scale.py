@@ -1,5 +1,5 @@
 """Measures what one process of a service carries as replicas grow: planners with the replicas of a
-stand-in, and an admission that hears of replicas and sweeps records.
+stand-in, an admission and a gateway that hear of replicas, and admissions that sweep records.
 
 Each service is a process of its own on a real NATS server; a stand-in in this process plays the
 rest of the fleet. Beside each rate stands the CPU time of one unit, which other work on the machine
@@ -41,6 +41,8 @@ from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, 
 SETTLE_S = 2.0
 POLL_S = 0.02
 HEARTBEAT_S, DIGEST_S = 0.5, 0.1
+SWEEP_S = 2.0  # shorter than usual, so that several fall into the time of a measurement
+READY = {"admission": '"door.open"', "gateway": '"service.ready"'}
 PROFILE, TOKENS = "a100-llama3-8b", 100
 WORDS = {
     "in_msgs": "messages to NATS",
@@ -56,22 +58,41 @@ class Effort(NamedTuple):
     measure_s: float
     planners: tuple[tuple[int, int], ...]  # planners, replicas
     stretch: float
-    heard: tuple[int, ...]  # replicas that an admission hears of
+    heard: tuple[tuple[str, int], ...]  # a service, and the replicas that it hears of
     records: int  # that a sweep reads
+    sweepers: tuple[int, ...]  # admissions
     requests: int
 
 
-WHOLE = Effort(8.0, ((1, 64), (1, 256), (2, 256), (4, 256)), 10.0, (256, 1000), 10_000, 100)
-QUICK = Effort(1.0, ((1, 8), (2, 8)), 10.0, (16,), 100, 4)
+WHOLE = Effort(
+    measure_s=8.0,
+    planners=((1, 64), (1, 256), (2, 256), (4, 256)),
+    stretch=10.0,
+    heard=(("admission", 256), ("admission", 1000), ("gateway", 256), ("gateway", 1000)),
+    records=10_000,
+    sweepers=(1, 3),
+    requests=100,
+)
+QUICK = Effort(
+    measure_s=1.0,
+    planners=((1, 8), (2, 8)),
+    stretch=10.0,
+    heard=(("admission", 16), ("gateway", 16)),
+    records=100,
+    sweepers=(2,),
+    requests=4,
+)
 
 
 async def measure(effort: Effort, seed: int, say: Say) -> list[Figure]:
     figures: list[Figure] = []
     for planners, replicas in effort.planners:
         figures += await _planned(planners, replicas, effort, Random(seed), say)
-    for replicas in effort.heard:
-        figures += await _heard(replicas, effort, say)
+    for service, replicas in effort.heard:
+        figures += await _heard(service, replicas, effort, say)
     figures += await _listed(effort.records, say)
+    for admissions in effort.sweepers:
+        figures += await _swept(admissions, effort, say)
     return [*figures, *await _requests(effort.requests, say)]
 
 
@@ -110,8 +131,8 @@ def _grown(name: str, before: dict[str, float], after: dict[str, float]) -> floa
     return after[name] - before[name]
 
 
-async def _heard(replicas: int, effort: Effort, say: Say) -> list[Figure]:
-    """An admission without requests that hears the digests and heartbeats of so many replicas."""
+async def _heard(service: str, replicas: int, effort: Effort, say: Say) -> list[Figure]:
+    """An admission or a gateway without requests, beside so many replicas that are told of."""
     clock, heard = Clock(), 0
     names = [ReplicaId(f"r{n}") for n in range(replicas)]
 
@@ -132,7 +153,7 @@ async def _heard(replicas: int, effort: Effort, say: Say) -> list[Figure]:
             next_s += DIGEST_S
             await asyncio.sleep(max(0.0, next_s - loop.time()))
 
-    async with _services("admission", 1, '"door.open"', {}, say) as (bus, services, _):
+    async with _services(service, 1, READY[service], {}, say) as (bus, services, _):
         beating = asyncio.create_task(beat(bus))
         await asyncio.sleep(SETTLE_S)
         began_s, before = _cpu_s(services), heard
@@ -140,11 +161,11 @@ async def _heard(replicas: int, effort: Effort, say: Say) -> list[Figure]:
         used_s, messages = _cpu_s(services) - began_s, heard - before
         beating.cancel()
     rate = messages / effort.measure_s
-    say(f"  admission, {replicas} replicas: {rate:,.0f} digests and heartbeats a second")
-    part = f"an admission that hears of {replicas} replicas"
+    say(f"  {service}, {replicas} replicas: {rate:,.0f} digests and heartbeats a second")
+    part = f"{service} beside {replicas} replicas"
     return [
         Figure(part, "digests and heartbeats", rate, "/s"),
-        Figure(part, "CPU of each", used_s / messages if messages else None, "us"),
+        Figure(part, "CPU for each", used_s / messages if messages else None, "us"),
         Figure(part, "CPU without requests", used_s / effort.measure_s, "%", note="of a core"),
     ]
 
@@ -154,17 +175,45 @@ async def _listed(records: int, say: Say) -> list[Figure]:
     with _server() as (url, _):
         async with connect(url, "slackline-bench") as bus:
             await bus.make_streams([])
-            stored, now_unix_s = Records(bus.requests, bus.bodies), Clock().unix_s()
-            for n in range(records):
-                record = _record(n, now_unix_s)
-                record = replace(record, body_key=stored.body_key(record.key))
-                await stored.create(record, Body(prompt=bytes(4000), sampling=Sampling()))
+            stored = await _fill(bus, records)
             began_s = time.process_time()
             listing = await stored.listing(whole=True)
             used_s = time.process_time() - began_s
     assert len(listing.open) == records
     say(f"  {records} open records: {1e3 * used_s:.0f} ms to read all")
     return [Figure(f"a sweep of {records} records", "CPU of a record", used_s / records, "us")]
+
+
+async def _fill(bus: NatsBus, records: int) -> Records:
+    """Store so many open records, each with a body of its own."""
+    stored, now_unix_s = Records(bus.requests, bus.bodies), Clock().unix_s()
+    for n in range(records):
+        record = _record(n, now_unix_s)
+        record = replace(record, body_key=stored.body_key(record.key))
+        await stored.create(record, Body(prompt=bytes(4000), sampling=Sampling()))
+    return stored
+
+
+async def _swept(admissions: int, effort: Effort, say: Say) -> list[Figure]:
+    """The CPU of all admissions for the sweeps of the records that are open in their fleet."""
+    environment = {"SLACKLINE_ADMISSION_SWEEP_S": str(SWEEP_S)}
+    async with _services("admission", admissions, READY["admission"], environment, say) as running:
+        bus, services, _ = running
+        await asyncio.sleep(SETTLE_S)
+        idle_s = await _used_s(services, effort.measure_s)
+        await _fill(bus, effort.records)
+        await asyncio.sleep(SETTLE_S)
+        used_s = await _used_s(services, effort.measure_s) - idle_s
+    each_s = used_s / (effort.measure_s / SWEEP_S)
+    say(f"  {admissions} x admission, {effort.records} open records: {1e3 * each_s:.0f} ms a sweep")
+    part = f"{admissions} admissions, {effort.records} open records"
+    return [Figure(part, "CPU of all for a record, each sweep_s", each_s / effort.records, "us")]
+
+
+async def _used_s(services: Sequence[Child], for_s: float) -> float:
+    before_s = _cpu_s(services)
+    await asyncio.sleep(for_s)
+    return _cpu_s(services) - before_s
 
 
 async def _requests(requests: int, say: Say) -> list[Figure]:

@@ -47,6 +47,7 @@ from shared.models import shipped as models
 from shared.perf.draft import DraftCost
 from shared.policy import registry
 from shared.process import configuration as config
+from shared.process.stopping import GRACE_S
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
@@ -62,7 +63,6 @@ VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
 METRICS_PORT = "SLACKLINE_METRICS_PORT"
 SCALER = "fleet.scaler"  # the task's name
-KILL_AFTER_S = 3.0  # after a service's drain_s
 # the order in which processes stop
 STOPPED = (("gateway",), ("worker",), ("planner", "relegation"), ("admission",), ("nats-server",))
 
@@ -264,7 +264,7 @@ class Fleet:
 
     async def stop_worker(self, replica: ReplicaId) -> None:
         """The worker of this replica hands its requests on, and ends."""
-        await self._children[f"worker-{replica}"].stop(self.spec.drain_s + KILL_AFTER_S)
+        await self._children[f"worker-{replica}"].stop(self.spec.drain_s + GRACE_S)
         self.running.discard(replica)
 
     def _take_folder(self) -> Path:
@@ -464,7 +464,7 @@ class Fleet:
 
         Cancelled meanwhile, it kills all processes at once.
         """
-        within_s = self.spec.drain_s + KILL_AFTER_S
+        within_s = self.spec.drain_s + GRACE_S
         for keeper in self._keepers:
             if keeper.get_name() == SCALER:
                 keeper.cancel()  # it starts no worker any more
@@ -477,7 +477,7 @@ class Fleet:
         finally:
             for child in self._children.values():
                 child.abandon()
-            await asyncio.gather(*(child.stop(KILL_AFTER_S) for child in self._children.values()))
+            await asyncio.gather(*(child.stop(GRACE_S) for child in self._children.values()))
             for keeper in self._keepers:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)

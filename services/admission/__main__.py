@@ -12,7 +12,10 @@ from shared.text.tokenizer import Tokenizer
 async def body(process: Process[AdmissionConfig]) -> None:
     cfg = process.cfg
     folders = folders_in(cfg.model, cfg.models)
-    tokenizers = Tokenizers({name: Tokenizer.load(folder) for name, folder in folders.items()})
+    tokenizers = Tokenizers(
+        {name: Tokenizer.load(folder) for name, folder in folders.items()},
+        [folder.resolve().parent for folder in folders.values()],
+    )
     admission = Admission(cfg, process.bus, process.clock, tokenizers, process.tracing, process.rng)
     process.export(admission.metrics)
     await admission.run(process.stop)

@@ -44,9 +44,9 @@ class AdmissionConfig(Connected, frozen=True, kw_only=True, forbid_unknown_field
     lost_s: float = 3.0
     """A worker that is silent for this long is fenced."""
     sweep_s: float = 15.0
-    """The time between two sweeps of the open records."""
+    """The time between two sweeps of the open records, at which admissions take turns."""
     drain_s: float = 10.0
-    """The longest stop. Streams that still run at a gateway are cut then."""
+    """The longest drain. The process ends within 5 s of it, whatever NATS does."""
 
     # ------------------------------------------------------------ constants
 

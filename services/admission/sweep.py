@@ -1,6 +1,7 @@
 """The sweep reads every open record, and repairs what a death, a lost message or a restarted broker
-left behind: all recovery is here. A sweep runs every `sweep_s`, and soon after events that may
-strand requests. Each step is a compare-and-set, so any number of instances may sweep at once.
+left behind: all recovery is here. A sweep runs every `sweep_s`: the instances that live take turns.
+Each also sweeps soon after events that may strand requests. Each step is a compare-and-set, so any
+number may sweep at once.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from shared.placing.place import Placer
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record
 from shared.store.acklog import Story, decode_log, encode_entry, fold_in_turns
 from shared.store.leases import holders
+from shared.store.outputs import ENDED_TTL_S
 from shared.store.presence import Absences
 from shared.store.records import Records, Stored
 from shared.subjects import ack_log
@@ -33,6 +35,9 @@ log = structlog.get_logger()
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
 STALLED_S = 1.0  # a turn of the loop that comes this late has received no heartbeats either
 SPACING_S = 1.0  # least time between two sweeps
+# An instance takes its turn at least this often. Its listings must not be so far apart that records
+# which ended may have expired (services/admission/deletions.py).
+TURN_S = ENDED_TTL_S / 3
 # A body without a record is deleted after this. To store the record takes 10 s at most; the
 # marker of a deleted body has gone by then.
 ORPHAN_S = 20.0
@@ -65,8 +70,8 @@ class Sweep:
         self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
         self._orphans: dict[str, float] = {}  # what no record names: seen first, unix time
-        # until then outputs are looked through: a former instance may have left some
-        self._outputs_until_unix_s = clock.unix_s() + self._outputs_for_s
+        # from then on outputs are looked through for a while: an instance may have left some
+        self._left_unix_s = clock.unix_s()
         self._deletions = Deletions(bus, clock, records, placer, workers, ending, self._fenced_log)
 
     def opened(self, record: Record) -> None:
@@ -83,7 +88,7 @@ class Sweep:
 
     async def run(self) -> None:
         """Look for the lost, and sweep, until cancelled. A sweep that waits holds up no look."""
-        next_at = 0.0
+        last_turn, begun = -1, 0.0
         turned = self._clock.unix_s()
         sweeping: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -93,13 +98,26 @@ class Sweep:
                 turned = self._clock.unix_s()
                 if await self._look() and (sweeping is None or sweeping.done()):
                     now = self._clock.unix_s()
-                    if now >= next_at or (
-                        self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S
+                    turn = int(now // self._cfg.sweep_s)
+                    if (turn != last_turn and self._has(turn)) or (
+                        self._soon and now >= begun + SPACING_S
                     ):
                         self._soon = False
-                        next_at = now + self._cfg.sweep_s
+                        last_turn, begun = turn, now
                         sweeping = tasks.create_task(self._sweep_once(), name="admission.sweep")
                 await asyncio.sleep(LOOK_S)
+
+    @property
+    def _turns(self) -> int:
+        """The number of sweeps of which one is ours."""
+        return max(1, min(self.admissions, int(TURN_S / self._cfg.sweep_s)))
+
+    def _has(self, turn: int) -> bool:
+        """Tells whether this sweep is ours. All instances count turns by the fleet's time, and
+        agree as soon as they have seen who lives.
+        """
+        place = sorted(self._live_owners | {self._owner}).index(self._owner)
+        return turn % self._turns == place % self._turns
 
     async def _look(self) -> bool:
         """Look for lost workers and admissions. False: the store does not say which live."""
@@ -116,7 +134,7 @@ class Sweep:
         owners = named - await self._gone(sorted(named - {self._owner}))
         if self._live_owners - owners:
             self._soon = True
-            self._outputs_until_unix_s = self._clock.unix_s() + self._outputs_for_s
+            self._left_unix_s = self._clock.unix_s()
         self._live_owners = owners
         return True
 
@@ -184,12 +202,12 @@ class Sweep:
     @property
     def _outputs_for_s(self) -> float:
         """Two sweeps that are ORPHAN_S apart begin within this time."""
-        return ORPHAN_S + 2 * self._cfg.sweep_s
+        return ORPHAN_S + 2 * self._turns * self._cfg.sweep_s
 
     async def _bodies_and_outputs(self) -> tuple[Sequence[str], Sequence[str]]:
         """The keys of all bodies; and, after a death, of all outputs."""
         try:
-            recent = self._clock.unix_s() <= self._outputs_until_unix_s
+            recent = self._clock.unix_s() <= self._left_unix_s + self._outputs_for_s
             return await self._records.bodies(), await self._records.outputs() if recent else ()
         except BusError as error:  # no reason not to repair the records
             log.warning("bodies.unreachable", error=str(error))

@@ -1,9 +1,11 @@
 """The tokenizers of the fleet's models. That of a model which is not configured is read from the
-folder that its worker names, if there is such a folder here: a model may come at any time.
+folder that its worker names, since a model may come at any time. A worker may name a shipped model,
+or a folder beside a configured one: its key must not make admission read anything else.
 """
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import structlog
@@ -35,11 +37,14 @@ def folders_in(model: str, models: str) -> dict[str, Path]:
 
 class Tokenizers:
     """`configured`: by model. The first is that of simulated engines, too, which take any tokens;
-    where there is none, that is the built-in one.
+    where there is none, that is the built-in one. `roots`: a worker may name a folder in these.
     """
 
-    def __init__(self, configured: Mapping[str, Tokenizer] | None = None) -> None:
+    def __init__(
+        self, configured: Mapping[str, Tokenizer] | None = None, roots: Collection[Path] = ()
+    ) -> None:
         self.configured = tuple(configured or ())
+        self._roots = frozenset(root.resolve() for root in roots)
         self._known = dict(configured or {})
         self._first = next(iter(self._known.values()), Tokenizer.builtin())
         self._failed: dict[tuple[str, str], float] = {}  # model and folder: when, by the loop
@@ -68,7 +73,7 @@ class Tokenizers:
                 raise ConfigError("its worker names no folder")
             if len(self._known) - len(self.configured) >= READ_LIMIT:
                 raise ConfigError(f"{READ_LIMIT} models were read already")
-            self._known[model] = await asyncio.to_thread(_load, folder)
+            self._known[model] = await asyncio.to_thread(_load, folder, self._roots)
         except ConfigError as error:
             self._failed = {(model, folder): now_s} | dict(list(self._failed.items())[:READ_LIMIT])
             log.warning("tokenizer.missing", model=model, folder=folder, error=str(error))
@@ -85,8 +90,11 @@ def missing(model: str) -> PeerError:
     )
 
 
-def _load(folder: str) -> Tokenizer:
+def _load(folder: str, roots: Collection[Path]) -> Tokenizer:
+    """The tokenizer in a folder that a worker names. Raises ConfigError."""
     try:
+        if folder not in shipped.names() and Path(os.path.realpath(folder)).parent not in roots:
+            raise ConfigError(f"{folder} is not beside a folder of SLACKLINE_ADMISSION_MODELS")
         return Tokenizer.load(shipped.folder(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"no usable tokenizer in {folder}: {error!r}") from error

@@ -67,7 +67,7 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     aliases: Aliases = {}
     """Further names of models and LoRA adapters, written here as `[aliases]`: name = model."""
     drain_s: float = 30.0
-    """The longest stop. Streams that still run are cut then."""
+    """The longest drain. Streams that still run are cut then, and it ends within 5 s."""
 
     # ------------------------------------------------------------ constants
 

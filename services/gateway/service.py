@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from msgspec.structs import replace
 
-from services.gateway.api.alive import Fleet
+from services.gateway.api.alive import Fleet, follow
 from services.gateway.app import Gateway, Stored
 from services.gateway.clocks import Clocks
 from services.gateway.config import GatewayConfig
@@ -23,18 +23,20 @@ from services.gateway.http.connection import Connections, connection_class
 from services.gateway.telemetry.gen_ai import GenAi
 from shared import subjects
 from shared.bus.api import Call
-from shared.bus.nats import connect
+from shared.bus.nats import NatsBus, connect
 from shared.bus.users import GATEWAY
 from shared.client.client import Client, Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
 from shared.process import logs
+from shared.process.chores import before
 from shared.process.configuration import authority, without_secrets
 from shared.process.fleet_time import FleetTime
 from shared.process.reload import follow_files, rules_of
+from shared.process.stopping import ended_in_time
 from shared.process.upkeep import Upkeep
 from shared.rules import http_keys
-from shared.schemas import Digest, TimeTold
+from shared.schemas import TimeTold
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
 
@@ -101,97 +103,102 @@ async def serve(
     certificate = certificate_of(cfg)
     fleet, clocks = Fleet(clock, cfg.fresh_s, rules), Clocks(clock)
 
-    def on_digest(digest: Digest, _: Call) -> None:
-        fleet.hear(digest)
-
     def on_time(told: TimeTold, _: Call) -> None:
         clocks.hear(told)
 
-    async with (
-        connect(cfg.url, "gateway", GATEWAY, creds=cfg.creds, tls_ca=cfg.tls_ca) as bus,
-        Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        instance = f"gateway-{socket.gethostname()}-{os.getpid()}"
-        time = FleetTime(bus, clock, "gateway", instance, registry)
-        await time.begin()
-        digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
-        timing = tasks.create_task(time.keep(), name="gateway.time")
-        console = Console(rules, bus, clock, tasks, console_keys)
-        meter = gen_ai or GenAi()
-        stored = Stored(bus.batches, bus.files)
-        gateway = Gateway(
-            cfg,
-            rules,
-            client,
-            fleet,
-            clocks,
-            clock,
-            registry,
-            tracing,
-            meter,
-            tasks,
-            console,
-            stored,
-        )
-        http = uvicorn.Config(
-            gateway.app(),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            # first the answer is given up, so that a client that still comes reads its end
-            http=connection_class(
-                Connections(cfg.connections_limit, registry, clock),
-                cfg.head_within_s,
-                2 * cfg.stall_s,
-            ),
-            ws="none",
-            timeout_keep_alive=cfg.idle_s,  # type: ignore[arg-type]  # a call_later takes it
-            timeout_graceful_shutdown=math.ceil(cfg.drain_s),
-            ssl_certfile=cfg.tls_cert or None,
-            ssl_keyfile=cfg.tls_key or None,
-        )
-        server = Server(http)
-        serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
-        batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
-        stopping = tasks.create_task(stop.wait(), name="gateway.stop")
-        revoking = tasks.create_task(gateway.follow_keys(), name="gateway.keys")
-        following = tasks.create_task(follow_files("gateway", written, rules), name="gateway.rules")
-        upkeep = Upkeep(
-            bus,
-            clock,
-            registry,
-            cfg.tls_ca,
-            (lambda: certificate.end_unix_s) if certificate else None,
-        )
-        watching = [tasks.create_task(upkeep.run(), name="gateway.upkeep")]
-        if certificate is not None:
-            http.load()
-            assert http.ssl is not None
-            watching.append(
-                tasks.create_task(certificate.follow(http.ssl), name="gateway.certificate")
+    async def serve_on(bus: NatsBus) -> None:
+        async with (
+            Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            instance = f"gateway-{socket.gethostname()}-{os.getpid()}"
+            time = FleetTime(bus, clock, "gateway", instance, registry)
+            await time.begin()
+            digests = tasks.create_task(follow(fleet, bus), name="gateway.fleet")
+            times = await bus.subscribe(subjects.TIMES, TimeTold, on_time)
+            timing = tasks.create_task(time.keep(), name="gateway.time")
+            console = Console(rules, bus, clock, tasks, console_keys)
+            meter = gen_ai or GenAi()
+            stored = Stored(bus.batches, bus.files)
+            gateway = Gateway(
+                cfg,
+                rules,
+                client,
+                fleet,
+                clocks,
+                clock,
+                registry,
+                tracing,
+                meter,
+                tasks,
+                console,
+                stored,
             )
-        scheme = "https" if cfg.tls_cert else "http"
-        host, port = listener.getsockname()[:2]
-        log.info(
-            "service.ready",
-            address=f"{scheme}://{authority(host, port)}",
-            config=without_secrets(cfg),
-        )
-        ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        gateway.http_requests.draining = True
-        server.should_exit = True
-        stopping.cancel()
-        following.cancel()
-        revoking.cancel()
-        batches.cancel()
-        timing.cancel()
-        for task in watching:
-            task.cancel()
-        await serving
-        await console.stop()
-        await digests.stop()
-        await times.stop()
+            http = uvicorn.Config(
+                gateway.app(),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                # first the answer is given up, so that a client that still comes reads its end
+                http=connection_class(
+                    Connections(cfg.connections_limit, registry, clock),
+                    cfg.head_within_s,
+                    2 * cfg.stall_s,
+                ),
+                ws="none",
+                timeout_keep_alive=cfg.idle_s,  # type: ignore[arg-type]  # a call_later takes it
+                timeout_graceful_shutdown=math.ceil(cfg.drain_s),
+                ssl_certfile=cfg.tls_cert or None,
+                ssl_keyfile=cfg.tls_key or None,
+            )
+            server = Server(http)
+            serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
+            batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
+            stopping = tasks.create_task(stop.wait(), name="gateway.stop")
+            revoking = tasks.create_task(gateway.follow_keys(), name="gateway.keys")
+            following = tasks.create_task(
+                follow_files("gateway", written, rules), name="gateway.rules"
+            )
+            upkeep = Upkeep(
+                bus,
+                clock,
+                registry,
+                cfg.tls_ca,
+                (lambda: certificate.end_unix_s) if certificate else None,
+            )
+            watching = [tasks.create_task(upkeep.run(), name="gateway.upkeep")]
+            if certificate is not None:
+                http.load()
+                assert http.ssl is not None
+                watching.append(
+                    tasks.create_task(certificate.follow(http.ssl), name="gateway.certificate")
+                )
+            scheme = "https" if cfg.tls_cert else "http"
+            host, port = listener.getsockname()[:2]
+            log.info(
+                "service.ready",
+                address=f"{scheme}://{authority(host, port)}",
+                config=without_secrets(cfg),
+            )
+            ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            gateway.http_requests.draining = True
+            server.should_exit = True
+            stopping.cancel()
+            following.cancel()
+            revoking.cancel()
+            batches.cancel()
+            timing.cancel()
+            for task in watching:
+                task.cancel()
+            await serving
+            await console.stop()
+            digests.cancel()
+            await times.stop()
+
+    connection = connect(cfg.url, "gateway", GATEWAY, creds=cfg.creds, tls_ca=cfg.tls_ca)
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await before(stop, stack.enter_async_context(connection))
+        if bus is not None:
+            await ended_in_time(serve_on(bus), bus, stop, cfg.drain_s)
     log.info("service.stopped")

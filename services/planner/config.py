@@ -12,7 +12,7 @@ class PlannerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     max_replicas: int = 64
     """Replicas that this planner leases at once."""
     drain_s: float = 5.0
-    """The longest stop. Streams that still run at a gateway are cut then."""
+    """The longest drain. The process ends within 5 s of it, whatever NATS does."""
 
     # ------------------------------------------------------------ constants
 

@@ -9,7 +9,7 @@ from shared.process.configuration import Connected, Constant
 
 class RelegationConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drain_s: float = 5.0
-    """The longest stop. Streams that still run at a gateway are cut then."""
+    """The longest drain. The process ends within 5 s of it, whatever NATS does."""
 
     warm_up_s: Annotated[float, Meta(ge=0, le=3600)] = 120.0
     """The time from the decision to start a replica until it serves, for the replicas needed."""

@@ -32,8 +32,8 @@ class Scaling:
         self._gauge = metrics.gauge(
             names.REPLICAS_NEEDED,
             "Replicas that this tier asks for, beside all tiers that are due sooner.",
-            ("model", "tier"),
-            {"model": MODELS_LIMIT, "tier": TIERS_LIMIT},
+            ("model_name", "tier"),
+            {"model_name": MODELS_LIMIT, "tier": TIERS_LIMIT},
         )
 
     async def listen(self, chores: Chores) -> None:

@@ -64,7 +64,7 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     snapshot_acks: int = 1000
     """Acks between two snapshots at most; after each the log is trimmed."""
     drain_s: float = 10.0
-    """The longest stop. Streams that still run at a gateway are cut then."""
+    """The longest drain. The process ends within 5 s of it, whatever NATS does."""
 
     # ------------------------------------------------------------ constants
 

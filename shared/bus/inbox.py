@@ -4,6 +4,7 @@ request may have many replies, and failed sending leaves nothing behind.
 """
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
@@ -12,6 +13,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from shared.bus.deadline import Deadline
 from shared.bus.users import User
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 
@@ -32,8 +34,8 @@ LOOK_S = 0.05
 class Outbox:
     """Sends up to a limit of waiting bytes, since nats-py's own limit swallows cancellations."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, deadline: Deadline) -> None:
+        self._client, self._deadline = client, deadline
 
     async def send(
         self,
@@ -64,7 +66,7 @@ class Outbox:
             raise BusError(f"cannot send to {subject}: {error}") from error
 
     async def _wait_for_room(self, subject: str) -> None:
-        give_up_at_s = asyncio.get_running_loop().time() + CONGESTED_S
+        give_up_at_s = asyncio.get_running_loop().time() + self._deadline.within(CONGESTED_S)
         while self._client.pending_data_size > OUTBOUND_BYTES:
             if not self._client.is_connected or asyncio.get_running_loop().time() > give_up_at_s:
                 raise BusTimeout(
@@ -97,13 +99,22 @@ class _Asked(NamedTuple):
 class ReplyInbox:
     """The subjects of all replies of a connection. Open it before the first request."""
 
-    def __init__(self, client: Client, outbox: Outbox, user: User) -> None:
-        self._client = client
+    def __init__(self, client: Client, outbox: Outbox, user: User, deadline: Deadline) -> None:
+        self._client, self._deadline = client, deadline
         self._outbox = outbox
         self._user = user
         self._name = client.new_inbox().rpartition(".")[2]
         self._waiting: dict[str, _Asked] = {}
         self._looking = False  # a timer is set
+
+    def hasten(self) -> None:
+        """The deadline has changed: the questions that wait have it, too."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._deadline.within(math.inf)
+        self._waiting = {
+            token: asked._replace(until_s=min(asked.until_s, until_s))
+            for token, asked in self._waiting.items()
+        }
 
     async def open(self) -> None:
         future = cast("asyncio.Future[Msg]", _FutureOfEach(self._on_answer))
@@ -155,7 +166,8 @@ class ReplyInbox:
         # A token that can be guessed would let a peer answer questions that it was not asked.
         token = secrets.token_hex(8)
         loop = asyncio.get_running_loop()
-        self._waiting[token] = _Asked(on_answer, done, loop.time() + timeout_s)
+        until_s = loop.time() + self._deadline.within(timeout_s)
+        self._waiting[token] = _Asked(on_answer, done, until_s)
         if not self._looking:
             self._looking = True
             loop.call_later(LOOK_S, self._look)

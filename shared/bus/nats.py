@@ -22,6 +22,7 @@ from nats.micro.service import EndpointStats
 from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Gate, Handler, KeyValue, Log, Subscription
+from shared.bus.deadline import Deadline
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog, StreamSize
 from shared.bus.nats_client import OrderedClient, trusting
@@ -40,6 +41,7 @@ STORE_S = 2.0  # a write takes 0.2 ms, at worst 8 ms; a cluster elects a leader 
 CLOSE_S = 1.0  # for the socket, after the drain
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
 PING_S = 5  # a silent server is noticed after three such pauses
+CANCEL_AGAIN_S = 0.05
 COMPLAIN_EVERY_S = 1.0
 # the errors by which a lost connection shows
 LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)
@@ -83,8 +85,9 @@ class NatsBus:
         # closed the connection for good: the service's main waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client, self._user, self._store_timeout_s = client, user, store_timeout_s
-        self._outbox = Outbox(client)
-        self._inbox = ReplyInbox(client, self._outbox, user)
+        self._deadline = Deadline()
+        self._outbox = Outbox(client, self._deadline)
+        self._inbox = ReplyInbox(client, self._outbox, user, self._deadline)
         self._intakes: set[Intake] = set()
         self._closing = False
         self._down_at_s: float | None = None
@@ -183,7 +186,7 @@ class NatsBus:
     async def flush(self, timeout_s: float) -> None:
         """Wait until the server has all that was sent. Raises BusTimeout, BusError when closed."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._deadline.within(timeout_s)):
                 await self._client.flush()
         except TimeoutError as error:  # nats-py's own timeout is one, too
             raise BusTimeout(f"the server did not confirm within {timeout_s:g} s") from error
@@ -211,34 +214,42 @@ class NatsBus:
         options = self._client.log_in(creds) if creds else {}
         if tls_ca:
             options["tls"] = trusting(tls_ca)
+        opening = asyncio.ensure_future(self._open(url, name, options))
         try:
-            async with asyncio.timeout(connect_s):
-                # Subjects are validated: 0.1 of the 2.5 us of sending, and no CRLF in the protocol.
-                await self._client.connect(
-                    url.split(","),
-                    name=name,
-                    inbox_prefix=self._user.inboxes[-1],
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                    reconnect_to_server_handler=_next_server,
-                    # only for the first connection; later _next_server decides
-                    reconnect_time_wait=1,
-                    max_reconnect_attempts=-1,
-                    ping_interval=PING_S,
-                    pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops earlier
-                    flush_timeout=CLOSE_S,
-                    **options,
-                )
-        except TimeoutError as error:
-            last = self._client.last_error
-            why = f" ({last})" if last else ""
-            if isinstance(last, ssl.SSLCertVerificationError):
-                why += "; name its authority in SLACKLINE_TLS_CA, and your key in SLACKLINE_CREDS"
-            raise ConfigError(
-                f"no NATS server let us in at {_without_password(url)} within {connect_s:g} s{why}"
-            ) from error
+            await asyncio.wait({opening}, timeout=connect_s)
+            if opening.done():
+                opening.result()
+                return
+        finally:
+            await _given_up(opening)
+        last = self._client.last_error
+        why = f" ({last})" if last else ""
+        if isinstance(last, ssl.SSLCertVerificationError):
+            why += "; name its authority in SLACKLINE_TLS_CA, and your key in SLACKLINE_CREDS"
+        raise ConfigError(
+            f"no NATS server let us in at {_without_password(url)} within {connect_s:g} s{why}"
+        )
+
+    async def _open(self, url: str, name: str, options: Mapping[str, Any]) -> None:
+        try:
+            # Subjects are validated: 0.1 of the 2.5 us of sending, and no CRLF in the protocol.
+            await self._client.connect(
+                url.split(","),
+                name=name,
+                inbox_prefix=self._user.inboxes[-1],
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                reconnect_to_server_handler=_next_server,
+                # only for the first connection; later _next_server decides
+                reconnect_time_wait=1,
+                max_reconnect_attempts=-1,
+                ping_interval=PING_S,
+                pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops earlier
+                flush_timeout=CLOSE_S,
+                **options,
+            )
         except (nats.errors.Error, ValueError) as error:
             raise ConfigError(f"cannot connect to {_without_password(url)}: {error}") from error
         await self._inbox.open()
@@ -252,14 +263,21 @@ class NatsBus:
         """
         return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
+    def end_within(self, limit_s: float) -> None:
+        """The process stops: no wait of this connection ends later than this from now on."""
+        self._deadline.at_s = asyncio.get_running_loop().time() + limit_s
+        self._inbox.hasten()
+
     async def close(self, drain_s: float) -> None:
-        """Hand over received messages, send published ones, close: within drain_s + CLOSE_S."""
+        """Hand over received messages, send published ones, close: within drain_s + CLOSE_S. 0:
+        nothing was received or published yet.
+        """
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(self._deadline.within(drain_s)):
                 await asyncio.gather(*(intake.stop() for intake in self._intakes))
-                if self._client.is_connected:
+                if self._client.is_connected and drain_s:
                     await self.flush(drain_s)
         except (TimeoutError, BusError) as error:
             log.warning("bus.drain_failed", drain_s=drain_s, error=str(error))
@@ -271,8 +289,12 @@ class NatsBus:
                 closing.cancel()
             elif closing.exception() is not None and was_open:
                 log.warning("bus.close_failed", error=repr(closing.exception()))
+            if (reconnecting := self._client._reconnection_task) is not None:
+                await _given_up(reconnecting)
             if not self.failed.done():
                 self.failed.cancel()
+            elif not self.failed.cancelled():
+                self.failed.exception()  # marks it as read: `connect` may end with another error
 
     def raise_failure(self) -> None:
         """Raise the exception that ended this bus, if one did."""
@@ -290,7 +312,10 @@ class NatsBus:
 
     def _take_in(self) -> Intake:
         intake = Intake(
-            self._client, on_stop=self._intakes.discard, on_refused=self._refuse_message
+            self._client,
+            on_stop=self._intakes.discard,
+            on_refused=self._refuse_message,
+            deadline=self._deadline,
         )
         self._intakes.add(intake)
         return intake
@@ -395,19 +420,32 @@ async def connect(
     """A bus on the server(s) at `url` (separated by commas), as this user. `creds`: a file with the
     user's seed (or JWT and seed); `tls_ca`: the trusted authority's certificate; or empty.
 
-    Raises ConfigError at once for a wrong URL, no answer within connect_s, or a missing feature.
-    The bus reconnects for ever. On exit it sends published messages within drain_s, and raises a
-    handler's failure that nobody awaited.
+    Raises ConfigError at once for a wrong URL or a missing feature, and after connect_s if no
+    server has let us in and told of its streams. The bus reconnects for ever. On exit it sends
+    published messages within drain_s, and raises a handler's failure that nobody awaited.
     """
     _check(url)
     bus = NatsBus(OrderedClient(), user, store_timeout_s)
+    to_drain_s = 0.0
     try:
         await bus.open(url, name, connect_s, creds, tls_ca)
+        to_drain_s = drain_s
         log.info("bus.connected", server=_without_password(url), name=name)
         yield bus
     finally:
-        await bus.close(drain_s)
+        await bus.close(to_drain_s)
     bus.raise_failure()
+
+
+async def _given_up(connecting: "asyncio.Future[None]") -> None:
+    """Cancel the way to a server until it ends. nats-py waits with asyncio.wait_for(), which
+    swallows a cancellation that comes with what it waits for (Python 3.11), and would try for ever.
+    """
+    while not connecting.done():
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=CANCEL_AGAIN_S)
+    if not connecting.cancelled():
+        connecting.exception()  # marks it as read
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:

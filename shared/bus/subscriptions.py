@@ -14,6 +14,7 @@ from nats.micro.request import Handler
 from nats.micro.service import EndpointStats
 
 from shared.bus.api import Endpoint
+from shared.bus.deadline import Deadline
 from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
 from shared.bus.permissions import may_answer
 
@@ -35,13 +36,14 @@ class Intake:
         client: Client,
         on_stop: Callable[["Intake"], None],
         on_refused: Callable[[str, Msg], None],
+        deadline: Deadline,
     ) -> None:
         """`on_refused` is called with the subject subscribed to, and a message that comes from the
         store or asks for an answer elsewhere than at an inbox of its sender.
         """
         self._client = client
         self._nuid = client._nuid  # micro names its instances with it
-        self._on_stop, self._on_refused = on_stop, on_refused
+        self._on_stop, self._on_refused, self._deadline = on_stop, on_refused, deadline
         self._subscriptions: list[RawSubscription] = []
 
     async def subscribe(
@@ -71,7 +73,7 @@ class Intake:
         subscriptions, self._subscriptions = self._subscriptions, []
         # A connection that is closed, or lost meanwhile, brings no new messages either.
         with contextlib.suppress(TimeoutError, nats.errors.Error):
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(self._deadline.within(STOP_S)):
                 for subscription in subscriptions:
                     await subscription.drain()
         for subscription in subscriptions:

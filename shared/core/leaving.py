@@ -34,10 +34,14 @@ class Leaving:
         """True if the replica is to leave."""
         return self._leaves_unix_s < math.inf
 
-    def heard(self, announce: Announce, receivers: int) -> None:
-        """`receivers`: the replicas of the same model that take requests."""
+    def synced(self, announce: Announce) -> None:
+        """A worker tells its whole state: one that has come back stays, whatever was heard."""
         leaves = announce.leaves_unix_s
         self._leaves_unix_s = math.inf if leaves is None else leaves
+
+    def heard(self, announce: Announce, receivers: int) -> None:
+        """`receivers`: the replicas of the same model that take requests."""
+        self.synced(announce)
         self._receivers = receivers
 
     def give_up(self, view: View) -> list[int]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -18,14 +18,16 @@ import msgspec
 import uvloop
 
 from shared.bus.api import Bus
-from shared.bus.nats import connect
+from shared.bus.nats import NatsBus, connect
 from shared.bus.users import Role, User
 from shared.clock import Clock
 from shared.errors import ConfigError, EngineError
 from shared.process import logs
+from shared.process.chores import before
 from shared.process.configuration import load, load_watched, without_secrets
 from shared.process.fleet_time import FleetTime
 from shared.process.scrape import scraped
+from shared.process.stopping import ended_in_time
 from shared.process.upkeep import Upkeep
 from shared.telemetry import tracing
 from shared.telemetry.about import about
@@ -113,41 +115,37 @@ async def _main(section: str, kind: type[C], body: Body[C], checks: Sequence[Che
     stop = stop_on_signals()
     log = logs.logger()
     log.info("service.started", config=without_secrets(cfg))
-    connected = asyncio.Event()
+    server: Any = cfg  # every section has these fields
+    user = User(Role(section), getattr(cfg, "replica", ""))
 
-    async def serve() -> None:
-        server: Any = cfg  # every section has these fields
-        user = User(Role(section), getattr(cfg, "replica", ""))
-        connection = connect(server.url, instance, user, creds=server.creds, tls_ca=server.tls_ca)
-        async with scraped(watched, registries), connection as bus:
-            connected.set()
-            rng, clock, timing = Random(secrets.randbits(64)), Clock(), Registry()
-            registries.append(timing)
-            time = FleetTime(bus, clock, section, instance, timing)
-            await time.begin()
-            process = Process(cfg, bus, clock, stop, traces, rng, registries.append)
-            upkeep = Upkeep(bus, clock, timing, server.tls_ca)
-            keeping = [asyncio.ensure_future(each) for each in (time.keep(), upkeep.run())]
-            task = asyncio.ensure_future(body(process))
+    async def serve(bus: NatsBus) -> None:
+        rng, clock, timing = Random(secrets.randbits(64)), Clock(), Registry()
+        registries.append(timing)
+        time = FleetTime(bus, clock, section, instance, timing)
+        await time.begin()
+        process = Process(cfg, bus, clock, stop, traces, rng, registries.append)
+        upkeep = Upkeep(bus, clock, timing, server.tls_ca)
+        keeping = [asyncio.ensure_future(each) for each in (time.keep(), upkeep.run())]
+        task = asyncio.ensure_future(body(process))
+        try:
             await asyncio.wait((task, bus.failed, *keeping), return_when=asyncio.FIRST_COMPLETED)
-            broken = [each for each in keeping if each.done()]
-            for each in keeping:
+            ended = [each for each in (task, *keeping, bus.failed) if each.done()]
+        finally:
+            for each in (task, *keeping):
                 each.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,), timeout=1.0)
-                await (broken[0] if broken else bus.failed)
-            await task
+            await asyncio.wait((task,), timeout=1.0)
+        ended[0].result()
 
-    serving, stopped = asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not connected.is_set():
-            serving.cancel()  # stopped before any server answered
-        with suppress(asyncio.CancelledError):
-            await serving
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(scraped(watched, registries))
+            connection = connect(
+                server.url, instance, user, creds=server.creds, tls_ca=server.tls_ca
+            )
+            bus = await before(stop, stack.enter_async_context(connection))
+            if bus is not None:
+                await ended_in_time(serve(bus), bus, stop, server.drain_s)
     finally:
-        stopped.cancel()
         traces.close()
     log.info("service.stopped")
 

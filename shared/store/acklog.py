@@ -133,10 +133,10 @@ class Story:
         held_unix_s = happenings[0].at_unix_s if happenings else 0.0
         before = record.resume.diary.waited(record.arrived_unix_s, held_unix_s)
         if late is not None:
-            late = replace(late, account=before.account.plus(late.account))
+            late = replace(late, account=before.then(late.account))
         return replace(
             before.noted(*happenings),
-            account=before.account.plus(self.timeline.account),
+            account=before.then(self.timeline.account),
             late=before.late or late,
         )
 

@@ -1,13 +1,23 @@
 """Tells which replicas, models and LoRA adapters live, by the digests that planners publish."""
 
+import asyncio
+from contextlib import suppress
+
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
+from shared import subjects
+from shared.bus.api import Bus, Call
 from shared.clock import Clock
+from shared.errors import BusError
 from shared.features import STRUCTURED
 from shared.rules.rules import Rules
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
+
+# A replica's digests come every 0.1 s, and what a gateway reads in them hardly ever changes. So it
+# listens for a quarter of the time. `fresh_s` is two such rounds.
+LISTEN_S, REST_S = 0.25, 0.75
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -123,3 +133,23 @@ class Fleet:
             replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s
         }
         return [digest for _, digest in self._heard.values()]
+
+
+async def follow(fleet: Fleet, bus: Bus) -> None:
+    """Keep the fleet up to date, until cancelled. While nothing is heard, it listens on."""
+    heard = asyncio.Event()
+
+    def on_digest(digest: Digest, _: Call) -> None:
+        fleet.hear(digest)
+        heard.set()
+
+    while True:
+        with suppress(BusError):  # the next round follows
+            listening = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+            try:
+                await asyncio.sleep(LISTEN_S)
+                await heard.wait()
+            finally:
+                await listening.stop()
+            heard.clear()
+        await asyncio.sleep(REST_S)

@@ -293,7 +293,7 @@ class TimeAccounting:
             control_s=page.control_s,
             neighbours=merged(self._neighbours(page)),
         )
-        return page.before.account.plus(attempt)
+        return page.before.then(attempt)
 
     def _neighbours(self, page: _Page) -> Iterable[Neighbour]:
         for whose, flow in self._flows.items():

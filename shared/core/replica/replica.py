@@ -64,8 +64,7 @@ class ReplicaCore:
         settings: ReplicaSettings | None = None,
         draft: Draft | None = None,
     ) -> None:
-        self._policy = policy
-        self._epoch = epoch
+        self._policy, self._epoch = policy, epoch
         self._set = settings or ReplicaSettings()
         lead = Lead(self._set.lead_s, self._set.lead_max_s)
         self._learned = Learning(policy, profile, draft, lead)
@@ -166,6 +165,7 @@ class ReplicaCore:
             epoch=self._epoch,
             ack_seq=event.ack_seq,
         )
+        self._leaving.synced(facts)
         self.kept = KeptPrefixes(facts.block_tokens, event.kept, self._epoch << 20)
         self._planned.forget()
         self._expired.clear()

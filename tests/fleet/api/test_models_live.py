@@ -219,18 +219,19 @@ async def test_a_request_stays_with_its_model_when_its_replica_dies(fleet: Fleet
 
 
 async def test_each_real_model_has_its_own_tokenizer_and_template(tmp_path: Path) -> None:
-    """Admission is told of one folder; that of the other its worker names."""
+    """Admission is told of one folder; that of the other, beside it, its worker names."""
     pytest.importorskip("torch")
-    terse = tmp_path / "terse"
+    plain, terse = tmp_path / "plain", tmp_path / "terse"
+    shutil.copytree(shipped.folder("slackline-5m"), plain)
     shutil.copytree(shipped.folder("slackline-draft"), terse)
     template = (terse / "chat_template.jinja").read_text()
     (terse / "chat_template.jinja").write_text("You are terse. Very terse. " + template)
     spec = FleetSpec(
         replicas=1,
         engine="torch",
-        models={"plain": "slackline-5m", "terse": str(terse)},
+        models={"plain": str(plain), "terse": str(terse)},
         drain_s=2.0,
-        environment={"SLACKLINE_ADMISSION_MODELS": "plain=slackline-5m"},
+        environment={"SLACKLINE_ADMISSION_MODELS": f"plain={plain}"},
     )
     chat = {"messages": [{"role": "user", "content": "What is a river?"}], "max_tokens": 4}
     async with Fleet(spec) as fleet, httpx.AsyncClient(timeout=WAIT_S) as http:

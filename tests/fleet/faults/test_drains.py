@@ -22,15 +22,28 @@ import pytest
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared.bus.nats import NatsBus
 from shared.client.client import Client
+from shared.request_timeline import Cause
 from shared.schemas import GenerateRequest, Sampling
-from shared.vocabulary import FinishReason
-from tests.fleet.live import WAIT_S, Wire, ask, check, client_of, replay_of, until_ready
+from shared.subjects import DEFAULT_TENANT
+from shared.vocabulary import FinishReason, Slo
+from tests.fleet.api.test_why_late import explained, replica_of
+from tests.fleet.live import (
+    WAIT_S,
+    Wire,
+    ask,
+    check,
+    client_of,
+    replay_of,
+    request_for,
+    until_ready,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEED = 20_261_130
 TIMES = int(os.environ.get("SLACKLINE_DRAINS", "8"))
 RATE = 5.0  # requests a second, half of them by HTTP
 SPEC = FleetSpec(replicas=3, pace=0.5, drain_s=3.0)
+PROMPT = "x" * 6000  # tokens
 WORKERS = ("worker-r1", "worker-r2", "worker-r3")
 OTHERS = ("planner", "admission", "relegation", "gateway", "nats-server")
 
@@ -158,6 +171,31 @@ async def test_whoever_leaves_or_dies_no_request_is_lost_and_no_token_comes_twic
     for what, pause_s in sorted(seen.longest_pauses_s().items()):
         print(f"  {what}: {pause_s:.2f} s")
     assert len(seen.done) == TIMES
+
+
+@pytest.mark.slow
+async def test_a_request_that_a_leaving_replica_moves_without_slack_says_why_it_was_late(
+    tmp_path: Path,
+) -> None:
+    """Its prompt takes 2 s to compute, and it has a second to spare when its replica leaves."""
+    spec = FleetSpec(pace=4.0, drain_s=3.0, store=tmp_path)
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, wire):
+        alone = await ask(client, request_for(20, "alone", prompt=PROMPT), "batch")
+        first_s, last_s = alone.heard_s[0], alone.heard_s[-1]
+        slo = Slo(
+            ttft_s=first_s - alone.sent_s + 1.0,
+            tbt_s=2 * (last_s - first_s) / (len(alone.tokens) - 1),
+        )
+        moved = asyncio.create_task(ask(client, request_for(200, "moved", prompt=PROMPT, slo=slo)))
+        await wire.until_speaking(2)
+        leaving = await replica_of(bus, "moved", DEFAULT_TENANT)
+        await fleet.process(f"worker-{leaving}").stop(WAIT_S)
+        verdict = (await moved).verdict
+        assert verdict is not None and verdict.replica != leaving
+        told = await explained(bus, "moved")
+    assert told.first_missed is not None and told.first_missed.cause is Cause.MOVING, told.answer
+    assert told.first_missed.token > 1
+    assert f"moving to another replica from {leaving} (drained)" in told.answer
 
 
 def drawn(fleet: Fleet, number: int, rng: Random) -> tuple[str, Callable[[], Awaitable[None]]]:

@@ -20,6 +20,7 @@ from services.planner.config import PlannerConfig
 from services.relegation.config import RelegationConfig
 from services.worker.config import WorkerConfig
 from shared.process.configuration import load
+from shared.process.stopping import GRACE_S
 from shared.subjects import ID_PATTERN
 from tests.infra.helm.chart import (
     CHART,
@@ -309,7 +310,7 @@ def _selectors(one: Object) -> list[dict[str, str]]:
 
 
 def _check_grace(spec: Object) -> None:
-    """The grace is longer than what comes before the drain, the drain, and a margin of seconds."""
+    """The grace has room for what comes before the drain, the drain, and the end after it."""
     for container in spec["containers"]:
         section = container["name"]
         if section not in CONFIGS:
@@ -319,7 +320,7 @@ def _check_grace(spec: Object) -> None:
         assert before is None or before[0] == "sleep"
         waits_s = float(before[1]) if before else 0.0
         drain_s = float(env[f"SLACKLINE_{section.upper()}_DRAIN_S"])
-        assert spec["terminationGracePeriodSeconds"] >= waits_s + drain_s + 5
+        assert spec["terminationGracePeriodSeconds"] >= waits_s + drain_s + GRACE_S
 
 
 @every_example
@@ -421,7 +422,8 @@ def test_a_model_with_a_range_is_scaled_by_the_signal_of_its_name(by: str) -> No
     assert found["StatefulSet", "slackline-worker-small"]["spec"]["replicas"] == 2
     text = json.dumps(found[kind, "slackline-worker-llama"])
     assert "slackline_replicas_needed" in text
-    assert "Llama-3-8B-Instruct" in text
+    label = {"keda": r"model_name=\"{}\"", "hpa": '"model_name": "{}"'}[by]
+    assert label.format("Llama-3-8B-Instruct") in text
 
 
 def test_the_job_of_the_keys_may_touch_the_secrets_of_the_keys_and_nothing_else() -> None:

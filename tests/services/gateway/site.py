@@ -105,9 +105,8 @@ async def site(nats_url: str, **settings: Any) -> AsyncIterator[Site]:
         gateway(nats_url, **settings) as (url, stop, serving),
         client_of(url) as client,
     ):
-        await fleet.digest()
-        if "fresh_s" not in settings:
-            await until_status(client, "/ready", 200)
+        if settings.get("fresh_s", WITHIN_S) >= WITHIN_S:
+            await until_heard(fleet, client)
         yield Site(url, fleet, stop, serving, client)
 
 
@@ -115,6 +114,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WITHIN_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def until_heard(fleet: StandIn, http: httpx.AsyncClient) -> None:
+    """Publish digests until the gateway, which listens now and then, has heard one."""
+    async with asyncio.timeout(WITHIN_S):
+        while (await http.get("/ready")).status_code != httpx.codes.OK:
+            await fleet.digest()
+            await asyncio.sleep(0.02)
 
 
 async def until_status(http: httpx.AsyncClient, path: str, status: int) -> None:

@@ -7,6 +7,7 @@ from services.relegation.scaling import EVERY_S, Scaling
 from shared import subjects
 from shared.process.chores import Chores
 from shared.schemas import ReplicasNeeded, TierArrivals, WorkArrived
+from shared.telemetry.exposition import exposition
 from shared.telemetry.instruments import Registry
 from tests import made
 from tests.simulated.bus import SimNet
@@ -15,6 +16,7 @@ from tests.simulated.virtual_loop import run_virtual
 
 def test_work_whose_model_was_not_known_yet_is_that_of_the_only_model() -> None:
     heard: list[ReplicasNeeded] = []
+    shown: list[float] = []
     work = WorkArrived(
         model="", tiers=[TierArrivals("chat", 90, 90_000, 9e7, 90.0, 900.0, 0, 90.0)]
     )
@@ -37,9 +39,15 @@ def test_work_whose_model_was_not_known_yet_is_that_of_the_only_model() -> None:
             for _ in range(20):
                 await fleet.publish(subjects.ARRIVED, work)
                 await asyncio.sleep(EVERY_S)
+            shown.extend(
+                float(line.rpartition(" ")[2])
+                for line in exposition([metrics], "")[1].splitlines()
+                if line.startswith('slackline_replicas_needed{model_name="m",tier="chat"}')
+            )
             telling.cancel()
 
     run_virtual(main())
     assert {told.model for told in heard} == {"m"}
     assert heard[0].replicas == 1 < heard[-1].replicas
     assert heard[-1].tier == "chat"
+    assert shown == [heard[-1].replicas]

@@ -1,14 +1,21 @@
 """Tests of what the gateway tells of models: those that live, their adapters, and aliases."""
 
+import asyncio
+from random import Random
 from typing import Any
 
 from msgspec import UNSET
 
-from services.gateway.api.alive import Fleet
+from services.gateway.api.alive import LISTEN_S, REST_S, Fleet, follow
+from shared import subjects
 from shared.features import STRUCTURED
 from shared.rules.model_names import ModelNames
 from shared.rules.rules import Rules
+from shared.schemas import Digest
+from shared.vocabulary import ReplicaId
 from tests import made
+from tests.simulated.bus import SimNet
+from tests.simulated.virtual_loop import virtual
 
 
 class Hand:
@@ -62,3 +69,49 @@ def test_a_request_is_for_the_model_that_its_name_leads_to() -> None:
     assert (fleet.model_of("best"), fleet.knows("verse")) == ("small", False)
     clock.now += 3.0
     assert (fleet.listed(), fleet.several, fleet.knows("small")) == ([], False, False)
+
+
+class Counted(Fleet):
+    """Counts the digests that it hears."""
+
+    heard = 0
+
+    def hear(self, digest: Digest) -> None:
+        self.heard += 1
+        super().hear(digest)
+
+
+@virtual()
+async def test_a_gateway_listens_a_quarter_of_the_time_and_knows_who_comes_and_goes() -> None:
+    net, replicas = SimNet(Random(0)), set[str]()
+    planner = net.connect("planner")
+    fleet = Counted(net.clock, 2.0, Rules())
+
+    async def tell() -> None:
+        while True:
+            for name in sorted(replicas):
+                await planner.publish(
+                    subjects.digest(ReplicaId(name)), made.digest(name, model=name)
+                )
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.create_task(each) for each in (tell(), follow(fleet, net.connect("gateway")))]
+    await asyncio.sleep(10.2)
+    assert fleet.models() == []
+    replicas |= {"r1", "r2"}
+    await asyncio.sleep(0.2)  # it listened all the time, since nobody was there
+    assert fleet.models() == ["r1", "r2"]
+    began = fleet.heard
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        assert fleet.models() == ["r1", "r2"]
+    assert 0.2 < (fleet.heard - began) / (2 * 100) < 0.32
+    replicas.add("r3")
+    await asyncio.sleep(LISTEN_S + REST_S + 0.1)
+    assert fleet.models() == ["r1", "r2", "r3"]
+    replicas.discard("r1")
+    await asyncio.sleep(2.1)
+    assert fleet.models() == ["r2", "r3"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -336,9 +336,9 @@ async def test_formats_of_openai_and_vllm_are_one_vocabulary_and_neutral_values_
 
 
 async def test_adapters_are_listed_beside_their_model_and_answer_by_their_name(at: Site) -> None:
-    await at.fleet.digest("poet", "clerk")
     listed: list[Any] = []
     while len(listed) < 3:
+        await at.fleet.digest("poet", "clerk")
         listed = (await at.client.get("/v1/models")).json()["data"]
     assert [(model["id"], model.get("parent")) for model in listed] == [
         (MODEL, None),

@@ -21,7 +21,7 @@ from shared.process.configuration import load
 from shared.rules import http_keys
 from shared.telemetry.telemetry import Tracing
 from tests.self_signed import certificate_in
-from tests.services.gateway.site import WITHIN_S, key_of, new_id, site
+from tests.services.gateway.site import WITHIN_S, key_of, new_id, site, until_heard
 from tests.services.gateway.standin_fleet import MODEL, standing_in
 
 ASKED: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
@@ -172,12 +172,12 @@ async def test_the_openai_client_speaks_tls_with_a_key_and_trusts_no_stranger(
             nats_url, keys=str(tmp_path / "keys"), tls_cert=str(cert), tls_key=str(cert_key)
         ) as url,
     ):
-        await fleet.digest()
         trusting = ssl.create_default_context(cafile=str(cert))
         async with (
-            httpx.AsyncClient(verify=trusting, trust_env=False) as http,
+            httpx.AsyncClient(verify=trusting, trust_env=False, base_url=url) as http,
             openai_of(url, key, http_client=http) as client,
         ):
+            await until_heard(fleet, http)
             answer = await client.completions.create(**ASKED)
             assert answer.choices[0].text == " w0 w1"
             stream = await client.completions.create(**ASKED, stream=True)

@@ -17,6 +17,7 @@ from shared.request_timeline import (
     HAPPENINGS,
     Account,
     Happened,
+    Happening,
     Neighbour,
     RequestTimeline,
     merged,
@@ -230,6 +231,27 @@ def test_a_request_that_waits_behind_two_prefills_of_others_says_so() -> None:
     [whose] = account.neighbours
     assert (whose.tenant, whose.tier, whose.requests) == ("acme", "chat", 2)
     assert whose.seconds == pytest.approx(0.4)
+    check(account, 9.5)
+
+
+@pytest.mark.parametrize(
+    ("spoke", "why", "again"),
+    [(True, "drained", True), (True, "relegated", False), (False, "drained", False)],
+)
+def test_what_is_computed_again_behind_a_move_counts_as_the_move(
+    spoke: bool, why: str, again: bool
+) -> None:
+    before = RequestTimeline()
+    if spoke:
+        before = before.noted(Happening(at_unix_s=9.0, what=Happened.FIRST_TOKEN, replica="r0"))
+    before = before.left("r0", why, 9.5).waited(9.5, 10.0)
+    accounting = TimeAccounting("r1")
+    accounting.held(held(0, "acme.a", 10.0), before)
+    accounting.ran([0], [Chunk(0, 300, True)], Spent(10.5, 0.5, 0.1, 0.0))
+    account = accounting.timeline(0).account
+    between_s = 0.5 if why == "drained" else 0.0
+    assert account.moving_s == pytest.approx(between_s + (0.4 if again else 0.0))
+    assert account.prefill_s == pytest.approx(0.0 if again else 0.4)
     check(account, 9.5)
 
 

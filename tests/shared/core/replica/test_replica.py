@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from loadgen.bench.stand_in import decoding
+from shared.core.replica.events import Heartbeat, SendPlan, Synced
+from shared.core.replica.replica import ReplicaCore
+from shared.core.tick import Tick
+from shared.perf import profile_file as profiles
+from shared.policy import registry
 from shared.vocabulary import Slo
+from tests import made
 from tests.services.worker.engines.sharing_engine import SharingEngine
 from tests.shared.core.replica_bench import Act, Ask, Bench
 from tests.shared.core.replica_shells import World
@@ -25,6 +33,7 @@ SLOS = st.sampled_from(
         Slo(ttft_s=0.5, thinking_tbt_s=0.05),
     ]
 )
+NOW = 1000.0
 ACTS = ["cancel", "withdraw", "drain", "leave"]
 FAULTS = ["lose_ack", "false_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
@@ -162,3 +171,22 @@ def test_steps_do_not_look_cheaper_where_the_draft_finds_prompts_in_its_cache() 
     bench.run_all()
     assert bench.drafted > 100
     assert min(steps) > 0.97
+
+
+def test_a_worker_that_left_and_came_back_keeps_what_it_is_given() -> None:
+    """Its planner has still heard, a moment ago, that it leaves."""
+    core = ReplicaCore(registry.make("fcfs", {}), profiles.load("a100-llama3-8b"), epoch=1)
+    held = [decoding(slot, made.offer(f"t.{slot}", max_tokens=100_000), 5) for slot in range(3)]
+
+    def released(now_unix_s: float) -> list[str]:
+        actions = core.handle(Tick(), now_unix_s=now_unix_s)
+        (plan,) = [action.plan for action in actions if isinstance(action, SendPlan)]
+        return plan.released_why
+
+    leaves = made.announce(context_tokens=200_000, kv_blocks=1000, leaves_unix_s=NOW + 0.2)
+    core.handle(Synced(leaves, 1, 1, 0, held), now_unix_s=NOW)
+    core.handle(Heartbeat(leaves, receivers=1), now_unix_s=NOW)
+    assert set(released(NOW + 0.1)) == {"drained"}
+    back = replace(leaves, incarnation="j", leaves_unix_s=None)
+    core.handle(Synced(back, 2, 1, 0, held), now_unix_s=NOW + 1.0)
+    assert released(NOW + 1.1) == []
