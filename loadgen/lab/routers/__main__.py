@@ -35,12 +35,12 @@ class Load(NamedTuple):
 
     rate_rps: float
     kv_tokens: int
-    seconds: float = 150.0
+    seconds: float = 100.0
 
 
 LOADS = {
     "agent-loops": Load(0.9, 400_000),
-    "chat-sessions": Load(1.8, 400_000),
+    "chat-sessions": Load(12.0, 400_000, 60.0),
     "rag": Load(6.0, 160_000),
     "system-prompt": Load(9.0, 160_000),
     TRACE: Load(1.5, 400_000),

@@ -17,7 +17,7 @@ class Changes(NamedTuple):
 
 
 class KeptInVllm:
-    """What is kept of the prompts that were loaded. `block_tokens`: of one block of the pool."""
+    """The index of the prompts that were loaded. `block_tokens`: of one block of the pool."""
 
     def __init__(self, pool: BlockPool, block_tokens: int) -> None:
         self._block_tokens = block_tokens
