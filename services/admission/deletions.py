@@ -49,6 +49,10 @@ class Deletions:
         self._open: dict[RequestKey, Record] = {}  # as last seen
         self._listed_unix_s = clock.unix_s()
 
+    def __contains__(self, key: RequestKey) -> bool:
+        """True for a request that was open when last seen."""
+        return key in self._open
+
     def opened(self, record: Record) -> None:
         """Note that a record was stored."""
         self._open[record.key] = record

@@ -87,7 +87,7 @@ class Admission:
         )
         self._usage = Usage(bus.usage, self.name)
         ending = Ending(bus, records, tracing, outcomes, self._usage, self._pay)
-        self._replays = Replays(bus, records, clock)
+        self._replays = Replays(bus, records, clock, lambda key: self._sweep.missed(key))
         self._explanations = Explanations(records, self._replays, bus.history, clock)
         self._tokenizers = tokenizers
         self._tokenize = TokenizeEndpoint(tokenizers, self._workers, self._rules)

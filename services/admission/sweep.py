@@ -83,6 +83,10 @@ class Sweep:
         """The number of admissions that live, as far as is known."""
         return max(len(self._live_owners), 1)
 
+    def missed(self, key: RequestKey) -> None:
+        """A client asks for a request that has no record: was it deleted?"""
+        self._soon |= key in self._deletions
+
     def soon(self) -> None:
         self._soon = True
 

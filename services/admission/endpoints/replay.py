@@ -1,6 +1,7 @@
 """Gives clients that attach (come back to a request) the output so far, from record or log."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -12,7 +13,7 @@ from shared.errors import BusError, PeerError, StoreDamaged
 from shared.schemas import Attach, Record, Refused, Replay, Resume
 from shared.store import acklog
 from shared.store.records import Records
-from shared.vocabulary import ReplicaId
+from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()
 
@@ -23,8 +24,11 @@ LOG_CACHE_S = 0.3
 class Replays:
     """Answers of one admission instance to Attach. They share what was read from the logs."""
 
-    def __init__(self, bus: Bus, records: Records, clock: Clock) -> None:
-        self._bus, self._records, self._clock = bus, records, clock
+    def __init__(
+        self, bus: Bus, records: Records, clock: Clock, missed: Callable[[RequestKey], None]
+    ) -> None:
+        """`missed` is told of a request that has no record."""
+        self._bus, self._records, self._clock, self._missed = bus, records, clock, missed
         self._stories: dict[ReplicaId, tuple[float, acklog.Stories]] = {}  # read at, by replica
         self._locks: dict[ReplicaId, asyncio.Lock] = {}
 
@@ -35,6 +39,7 @@ class Replays:
             key = subjects.request_key(tenant, attach.request_id)
             stored = await self._records.get(key)
             if stored is None:
+                self._missed(key)
                 message = "no such request, or it ended long ago"
                 await call.reply(Refused(code="not_found", message=message, param="request_id"))
                 return

@@ -15,7 +15,7 @@ from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect
 from shared.bus.nkey import login_of
 from shared.bus.users import GATEWAY, OPERATOR, Role, User
-from shared.errors import ConfigError
+from shared.errors import BusError, ConfigError
 from shared.schemas import Attach
 
 ACME, OTHER = User(Role.TENANT, "acme"), User(Role.TENANT, "other")
@@ -176,7 +176,7 @@ async def test_a_server_that_runs_lets_a_new_tenant_in_and_throws_a_revoked_one_
         try:
             async with connect(url, "x", user, creds=creds, tls_ca=tls_ca, connect_s=2.0) as bus:
                 await bus.flush(2.0)
-        except ConfigError:
+        except (ConfigError, BusError):  # a server that reads its keys anew may not answer
             return False
         return True
 
