@@ -129,6 +129,21 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_BYTES).digest()
 
 
+class Changes:
+    """The hashes of prefixes that a cache has, and no longer has, since they were last taken."""
+
+    def __init__(self) -> None:
+        self._has: dict[int, bool] = {}
+
+    def note(self, prefix: int, has: bool) -> None:
+        self._has[prefix] = has
+
+    def take(self) -> tuple[list[int], list[int]]:
+        changes, self._has = self._has, {}
+        kept = [prefix for prefix, has in changes.items() if has]
+        return kept, [prefix for prefix, has in changes.items() if not has]
+
+
 class Kept:
     """One request's part of a cache: the chain of its text, and the blocks that it owns there."""
 
@@ -157,16 +172,8 @@ class PrefixCache:
         self._owners: dict[int, int] = {}  # by hash
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
-        self._changes: dict[int, bool] = {}  # by hash of a prefix: it is known, or no longer
+        self.changes = Changes()
         self._places: set[int] = set()  # the known hashes of prefixes
-
-    def changes(self) -> tuple[list[int], list[int]]:
-        """The hashes of prefixes that have come to be known, and that no longer are, since the last
-        call.
-        """
-        changes, self._changes = self._changes, {}
-        kept = [each for each, known in changes.items() if known]
-        return kept, [each for each, known in changes.items() if not known]
 
     @property
     def empty(self) -> bool:
@@ -205,7 +212,7 @@ class PrefixCache:
                 kept.owned.append(block)
                 if number in IS_PLACE:
                     self._places.add(block)
-                    self._changes[block] = True
+                    self.changes.note(block, True)
         kept.named = max(kept.named, full)
 
     def release(self, kept: Kept) -> None:
@@ -229,7 +236,7 @@ class PrefixCache:
             del self._owners[block]
             if block in self._places:
                 self._places.remove(block)
-                self._changes[block] = False
+                self.changes.note(block, False)
 
     # ------------------------------------------------------------ an iteration
 

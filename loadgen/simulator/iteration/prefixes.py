@@ -105,7 +105,7 @@ class Prefixes:
 
     def changes(self) -> tuple[bytes, bytes]:
         """The hashes of prefixes that are known since the last call, and that no longer are."""
-        kept, dropped = self._cache.changes()
+        kept, dropped = self._cache.changes.take()
         return pack_hashes(kept), pack_hashes(dropped)
 
     @property

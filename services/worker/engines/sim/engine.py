@@ -149,7 +149,7 @@ class SimEngine(KnowsFacts):
             if left_s > 0:
                 self._wait(left_s)
             self._returned_at_s = self._clock()
-        kept, dropped = ((), ()) if self._cache is None else self._cache.changes()
+        kept, dropped = ((), ()) if self._cache is None else self._cache.changes.take()
         return Outcome(done, exec_s, kept=kept, dropped=dropped)
 
     def _compute(

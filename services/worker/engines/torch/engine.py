@@ -218,7 +218,7 @@ class TorchEngine(KnowsFacts):
                 else did
                 for n, did in enumerate(done)
             ]
-        kept, dropped = self._blocks.changes()
+        kept, dropped = self._blocks.changes.take()
         return Outcome(
             done,
             time.monotonic() - began_s,

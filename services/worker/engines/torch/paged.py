@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.prefix import Changes
+
 _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger array
 
 
@@ -76,15 +78,7 @@ class Blocks:
         self._known: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._marks: dict[bytes, int] = {}  # the hash of a prefix that ends with a known block
-        self._changes: dict[int, bool] = {}  # of these: it is known, or no longer
-
-    def changes(self) -> tuple[list[int], list[int]]:
-        """The hashes of prefixes that have come to be known, and that no longer are, since the last
-        call.
-        """
-        changes, self._changes = self._changes, {}
-        kept = [each for each, known in changes.items() if known]
-        return kept, [each for each, known in changes.items() if not known]
+        self.changes = Changes()  # of these
 
     @property
     def free(self) -> int:
@@ -153,7 +147,7 @@ class Blocks:
             self._hash_of[block] = digest
             if mark is not None:
                 self._marks[digest] = mark
-                self._changes[mark] = True
+                self.changes.note(mark, True)
 
     def check(self, places: Iterable[Place]) -> None:
         """Raises AssertionError unless these places own all that is owned."""
@@ -184,7 +178,7 @@ class Blocks:
         digest = self._hash_of.pop(block)
         del self._known[digest]
         if digest in self._marks:
-            self._changes[self._marks.pop(digest)] = False
+            self.changes.note(self._marks.pop(digest), False)
         self._taken[block + 1] = 0
         self._unused += 1
 

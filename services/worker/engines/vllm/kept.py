@@ -3,17 +3,12 @@ a hash of its own; a prefix (shared/prefix.py) is kept as long as the block that
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from shared.prefix import CHAIN_TOKENS, PLACES, Chain
-
-
-class Changes(NamedTuple):
-    kept: Sequence[int]
-    dropped: Sequence[int]
+from shared.prefix import CHAIN_TOKENS, PLACES, Chain, Changes
 
 
 class KeptInVllm:
@@ -54,18 +49,17 @@ class KeptInVllm:
         self._events += events
         return events
 
-    def changes(self) -> Changes:
+    def changes(self) -> tuple[list[int], list[int]]:
         """The hashes of prefixes that are kept and no longer kept since the last call."""
-        changed: dict[int, bool] = {}
         self._note()
         events, self._events = self._events, []
+        changes = Changes()
         for event in events:
             stored = hasattr(event, "parent_block_hash")
             for name in getattr(event, "block_hashes", list(self._kept)):  # without: all are gone
                 if stored and name in self._asked:
                     self._kept[name] = self._asked[name][0]
-                    changed[self._kept[name]] = True
+                    changes.note(self._kept[name], True)
                 elif not stored and name in self._kept:
-                    changed[self._kept.pop(name)] = False
-        kept = [each for each, stays in changed.items() if stays]
-        return Changes(kept, [each for each, stays in changed.items() if not stays])
+                    changes.note(self._kept.pop(name), False)
+        return changes.take()
