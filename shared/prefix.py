@@ -1,4 +1,4 @@
-"""Prefixes: the part of a text that others begin with, and the books of a cache of it.
+"""Prefixes: the part of a text that others begin with.
 
 The chain of a text has a hash for each full block of CHAIN_TOKENS tokens; hash i covers all tokens
 to the end of block i. So two texts begin alike for as many blocks as their chains do. The hash is
@@ -12,7 +12,6 @@ short, and what is found by it falls short by at most a part in DENSE / 2.
 import hashlib
 import struct
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -93,12 +92,6 @@ def pieces_of_ids(ids: Sequence[int], id_tokens: int, prompt_tokens: int) -> tup
     )
 
 
-def chain_of_ids(
-    ids: Sequence[int], id_tokens: int, prompt_tokens: int, salt: bytes = b""
-) -> tuple[int, ...]:
-    return chain_of_pieces(pieces_of_ids(ids, id_tokens, prompt_tokens), salt)
-
-
 def prefix_of(chain: Chain) -> bytes:
     """The prefix of a prompt by its chain."""
     return pack_hashes([chain[place - 1] for place in PLACES[: bisect_right(PLACES, len(chain))]])
@@ -139,166 +132,8 @@ class Changes:
         self._has[prefix] = has
 
     def take(self) -> tuple[list[int], list[int]]:
+        if not self._has:
+            return [], []
         changes, self._has = self._has, {}
         kept = [prefix for prefix, has in changes.items() if has]
         return kept, [prefix for prefix, has in changes.items() if not has]
-
-
-class Kept:
-    """One request's part of a cache: the chain of its text, and the blocks that it owns there."""
-
-    __slots__ = ("chain", "named", "owned")
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = list(chain)
-        self.named = 0  # blocks of the chain that are in the cache, or another's copy of them is
-        self.owned: list[int] = []  # in order
-
-
-class PrefixCache:
-    """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
-    their owners. A block outlives its owners: then it is idle, may be found again, and gives way
-    when its room is needed: that which was left longest ago first, the end of a text before its
-    beginning.
-
-    All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
-    idle, and fewer where `fit` is told so.
-    """
-
-    def __init__(self, capacity_blocks: int, block_tokens: int = CHAIN_TOKENS) -> None:
-        assert CHAIN_TOKENS % block_tokens == 0, "a hash covers whole blocks"
-        self._capacity_blocks = capacity_blocks
-        self._block_tokens, self._each = block_tokens, CHAIN_TOKENS // block_tokens
-        self._owners: dict[int, int] = {}  # by hash
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
-        self.changes = Changes()
-        self._places: set[int] = set()  # the known hashes of prefixes
-
-    @property
-    def empty(self) -> bool:
-        return not self._owners
-
-    def match(self, chain: Chain) -> int:
-        """The number of hashes that are known, from the first on until one is not."""
-        owners = self._owners
-        for found, block in enumerate(chain):
-            if block not in owners:
-                return found
-        return len(chain)
-
-    def idle(self, chain: Chain) -> int:
-        """The number of blocks under these hashes that nobody owns."""
-        return self._each * sum(block in self._idle for block in chain)
-
-    def take(self, kept: Kept, hashes: int) -> None:
-        """The request, which owns nothing, begins with so many hashes, which `match` found."""
-        for block in kept.chain[:hashes]:
-            self._idle.pop(block, None)
-            owners = self._owners[block] + 1
-            self._owners[block] = owners
-            self.shared += self._each if owners > 1 else 0
-            kept.owned.append(block)
-        kept.named = hashes
-
-    def name(self, kept: Kept, computed_tokens: int) -> None:
-        """The KV of so many tokens of the request is final: it may be found. A hash that is known
-        already keeps its blocks, and this copy of them is nobody else's.
-        """
-        full = min(computed_tokens // CHAIN_TOKENS, len(kept.chain))
-        for number, block in enumerate(kept.chain[kept.named : full], kept.named + 1):
-            if block not in self._owners:
-                self._owners[block] = 1
-                kept.owned.append(block)
-                if number in IS_PLACE:
-                    self._places.add(block)
-                    self.changes.note(block, True)
-        kept.named = max(kept.named, full)
-
-    def release(self, kept: Kept) -> None:
-        """The request leaves its blocks, the end of its text first."""
-        for block in reversed(kept.owned):
-            owners = self._owners[block] - 1
-            self._owners[block] = owners
-            if owners:
-                self.shared -= self._each
-            else:
-                self._idle[block] = None
-        kept.owned.clear()
-        kept.named = 0
-        self.fit(self._capacity_blocks)
-
-    def fit(self, room_blocks: int) -> None:
-        """At most so many idle blocks stay."""
-        most = max(room_blocks, 0) // self._each
-        while len(self._idle) > most:
-            block = self._idle.popitem(last=False)[0]
-            del self._owners[block]
-            if block in self._places:
-                self._places.remove(block)
-                self.changes.note(block, False)
-
-    # ------------------------------------------------------------ an iteration
-
-    def find(self, entries: Sequence["Entry"], free_blocks: int) -> list[int]:
-        """Lets the entries of an iteration that begin share what others computed. Returns the
-        positions that each found. It is done only where all entries still have room: idle blocks,
-        which count among the free ones, are free no more once they are shared.
-        """
-        spare = free_blocks - sum(
-            self._blocks(each.computed + each.tokens) - self._blocks(each.computed)
-            for each in entries
-        )
-        cached = [0] * len(entries)
-        for n, (kept, computed, known, tokens) in enumerate(entries):
-            if kept is None or computed:
-                continue
-            # at least one token is left to compute
-            found = self.match(kept.chain[: (known - 1) // CHAIN_TOKENS])
-            idle = self.idle(kept.chain[:found])
-            if not found or idle > max(spare, 0):
-                continue
-            self.take(kept, found)
-            cached[n] = has = found * CHAIN_TOKENS
-            new = self._blocks(has + min(tokens, known - has)) - self._blocks(has)
-            spare += self._blocks(tokens) - new - idle
-        return cached
-
-    def fill(self, entries: Sequence["Entry"], free_blocks: int) -> list[bool]:
-        """Makes room for these entries, in order, and says which of them have any. Blocks that were
-        found may have been promised to a plan in flight, whose entries may then have none.
-        """
-        runs = []
-        for _, computed, known, tokens in entries:
-            left = known - computed
-            new = computed + (min(tokens, left) if left > 1 else tokens)
-            more = self._blocks(new) - self._blocks(computed)
-            runs.append(more <= free_blocks)
-            free_blocks -= more if runs[-1] else 0
-        self.fit(free_blocks)
-        return runs
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._block_tokens)
-
-    def check(self, all_kept: Iterable[Kept]) -> None:
-        """Raises AssertionError unless these own all that is owned."""
-        owners: dict[int, int] = dict.fromkeys(self._idle, 0)
-        for kept in all_kept:
-            for block in kept.owned:
-                owners[block] = owners.get(block, 0) + 1
-        assert owners == self._owners, "a block has lost its owner"
-        assert self.shared == self._each * sum(max(0, count - 1) for count in owners.values())
-        assert len(self._idle) * self._each <= self._capacity_blocks
-
-
-class Entry(NamedTuple):
-    """One entry of an iteration: it may compute `tokens` more of the `known` tokens of its text,
-    of which `computed` are. More than are left only where it drafts. `kept` None: nothing of it is
-    known.
-    """
-
-    kept: Kept | None
-    computed: int
-    known: int
-    tokens: int

@@ -1,22 +1,12 @@
-"""Tests of chains of block hashes, and of the books of a prefix cache."""
+"""Tests of chains of block hashes."""
 
 from collections.abc import Sequence
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.prefix import (
-    CHAIN_TOKENS,
-    Kept,
-    Piece,
-    PrefixCache,
-    chain_of,
-    chain_of_ids,
-    chain_of_pieces,
-    extend,
-)
+from shared.prefix import CHAIN_TOKENS, Piece, chain_of, chain_of_pieces, extend, pieces_of_ids
 
 
 def alike(one: Sequence[int], other: Sequence[int]) -> int:
@@ -62,48 +52,11 @@ def test_chains_of_pieces_are_alike_where_those_of_their_tokens_are(
 
 
 def test_equal_ids_in_equal_position_give_equal_chains() -> None:
-    long, short = chain_of_ids([7, 8, 9], 512, 1300), chain_of_ids([7, 8], 512, 700)
+    def chain_of_ids(ids: list[int], prompt_tokens: int) -> tuple[int, ...]:
+        return chain_of_pieces(pieces_of_ids(ids, 512, prompt_tokens))
+
+    long, short = chain_of_ids([7, 8, 9], 1300), chain_of_ids([7, 8], 700)
     assert (len(long), len(short)) == (20, 10)
     assert alike(long, short) == 10
-    assert alike(long, chain_of_ids([8, 7, 9], 512, 1300)) == 0
-    assert len(chain_of_ids([7], 512, 5000)) == 8, "what no id covers is nobody else's"
-
-
-@given(st.integers(0, 1 << 32), st.integers(0, 12))
-def test_the_books_balance_and_a_block_stays_until_its_room_is_needed(seed: int, room: int) -> None:
-    rng, cache, held = Random(seed), PrefixCache(room), list[Kept]()
-    for _ in range(80):
-        if held and rng.random() < 0.4:
-            cache.release(held.pop(rng.randrange(len(held))))
-        elif held and rng.random() < 0.3:
-            cache.name(rng.choice(held), CHAIN_TOKENS * rng.randint(0, 6))
-        else:
-            kept = Kept([int(f"{''.join(rng.choices('12', k=n))}") for n in range(1, 5)])
-            cache.take(kept, cache.match(kept.chain))
-            cache.fit(rng.randint(0, room))
-            held.append(kept)
-        cache.check(held)
-
-
-def test_the_text_left_longest_ago_gives_way_first_and_its_end_before_its_beginning() -> None:
-    cache, old, new = PrefixCache(4), Kept([1, 2]), Kept([3, 4])
-    for kept in (new, old):
-        cache.name(kept, 2 * CHAIN_TOKENS)
-    cache.release(old)
-    cache.release(new)
-    cache.fit(3)
-    assert (cache.match([1, 2]), cache.match([3, 4])) == (1, 2)
-    cache.fit(1)
-    assert (cache.match([1, 2]), cache.match([3, 4])) == (0, 1)
-
-
-@pytest.mark.parametrize("again", [0, 1])
-def test_a_second_copy_is_not_shared_and_a_taken_block_is(again: int) -> None:
-    cache, first, second = PrefixCache(9), Kept([1, 2]), Kept([1, 2, 3])
-    cache.name(first, 2 * CHAIN_TOKENS)
-    if again:
-        cache.take(second, cache.match(second.chain))
-    cache.name(second, 3 * CHAIN_TOKENS)
-    assert cache.shared == 2 * again
-    cache.release(first)
-    assert cache.shared == 0 and cache.idle([1, 2]) == 2 - 2 * again
+    assert alike(long, chain_of_ids([8, 7, 9], 1300)) == 0
+    assert len(chain_of_ids([7], 5000)) == 8, "what no id covers is nobody else's"

@@ -1,5 +1,5 @@
 """Routers side by side on prompts that begin alike: `python -m loadgen.lab.routers` prints the
-table of docs/drafts.md. All get the same arrivals, policy and index of prefixes.
+table of docs/prefixes.md. All get the same arrivals, policy and index of prefixes.
 """
 
 import argparse
@@ -29,17 +29,17 @@ TRACE = "trace"
 
 
 class Load(NamedTuple):
-    """Sessions or requests a second for each replica, and the KV tokens of one. `trace`: it is
-    replayed so many times as fast for each eight replicas.
+    """`rate_rps`: sessions or requests a second for each replica; for the trace, how many times as
+    fast eight replicas get it. `kv_tokens`: of one replica.
     """
 
     rate_rps: float
     kv_tokens: int
-    seconds: float = 100.0
+    seconds: float = 100.0  # in which they arrive
 
 
 LOADS = {
-    "agent-loops": Load(0.9, 400_000),
+    "agent-loops": Load(0.9, 400_000, 150.0),
     "chat-sessions": Load(12.0, 400_000, 60.0),
     "rag": Load(6.0, 160_000),
     "system-prompt": Load(9.0, 160_000),
@@ -72,7 +72,7 @@ def requests_of(job: Job) -> list[PlannedRequest]:
     if job.load == TRACE:
         trace, rng = read_trace(Path(job.trace)).within(CONTEXT_TOKENS), Random(job.seed)
         times = load.rate_rps * job.replicas / 8
-        # Mooncake's times are those of blocks of three seconds
+        # Mooncake's times are rounded to three seconds
         arrivals = sorted(((row.arrival_s or 0.0) + 3 * rng.random()) / times for row in trace.rows)
         return plan_requests(arrivals, Rows(trace, in_order=True), CHAT, job.seed)
     rate_rps = load.rate_rps * job.replicas

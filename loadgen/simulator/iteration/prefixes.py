@@ -1,13 +1,14 @@
 """The prefix cache of a virtual worker: who begins with what others computed, with the books that
-the simulated engine has (shared/prefix.py).
+the simulated engine has (shared/core/prefixes/cache.py).
 """
 
 import numpy as np
 
 from loadgen.simulator.iteration.running import Found
 from shared.columns import Indices, Ints
+from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.policy.seam import Bools
-from shared.prefix import Chain, Entry, Kept, PrefixCache, pack_hashes
+from shared.prefix import Chain, pack_hashes
 from shared.schemas import Announce, Resume
 
 

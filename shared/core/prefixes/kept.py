@@ -33,6 +33,8 @@ class KeptPrefixes:
 
     def change(self, kept: bytes, dropped: bytes) -> None:
         """An iteration has made the engine keep and drop these hashes."""
+        if not (kept or dropped):
+            return
         for each in hashes_of(dropped):
             self._kept.pop(each, None)
             self._untold[each] = False
@@ -44,8 +46,10 @@ class KeptPrefixes:
         """The number of the next digest that tells changes, and what is kept and dropped since the
         one before. A digest has room for TOLD_LIMIT of them.
         """
+        if not self._untold:
+            return self._seq, b"", b""
         told = list(islice(self._untold.items(), TOLD_LIMIT))
-        self._seq += bool(told)
+        self._seq += 1
         for each, _ in told:
             del self._untold[each]
         kept = pack_hashes([each for each, stays in told if stays])

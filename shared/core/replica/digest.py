@@ -12,7 +12,7 @@ from shared.columns import unpack
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.learning import Learning
 from shared.core.replica.request_table import RequestTable
-from shared.core.replica.table_rows import DECODE
+from shared.core.replica.table_rows import DECODE, WAITING
 from shared.perf.iteration_time import Profile, prefill_token_s
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
@@ -41,8 +41,9 @@ def digest_of(
     left = np.where(decode, 0, table.target_tokens[:n] - table.computed_tokens[:n])
     new = sum(offer.prompt_tokens - offer.cached_tokens for offer in reserved)
     waiting_tokens = int(left[standard].sum()) + new
-    found = table.expected(np.arange(n))  # it takes KV once it is found
-    unheld = int(left.sum()) + (0 if found is None else int(found.sum()))
+    unheld = int(left.sum())
+    if table.expects:  # what will be found takes KV, too
+        unheld += int(table.computed_tokens[:n][table.phase[:n] == WAITING].sum())
     future = -(-unheld // table.block_tokens)
     step = BatchShape(
         decodes=int(np.count_nonzero(decode)),

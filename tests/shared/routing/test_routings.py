@@ -92,6 +92,31 @@ def test_the_pipeline_orders_as_one_key_would_with_the_same_draws(
     assert ours.random() == theirs.random()
 
 
+HOT = {"waiting": 2, "running": 12, "backlog_s": 0.15, "cached_tokens": 3000}
+COLD = {"waiting": 1, "running": 4, "backlog_s": 0.02}
+CROWDED = {"waiting": 10, "running": 12, "backlog_s": 0.9, "cached_tokens": 3000}
+
+
+@pytest.mark.parametrize(
+    ("hot", "ttft_s", "first"),
+    [(HOT, 4.0, "hot"), (CROWDED, 4.0, "cold"), ({**HOT, "backlog_s": 1.0}, 0.5, "cold")],
+    ids=["as on the page", "a crowd", "it would be late"],
+)
+def test_a_prompt_goes_where_it_was_computed_while_that_takes_less_time_from_all(
+    hot: dict[str, float], ttft_s: float, first: str
+) -> None:
+    digests = fleet(digest("hot", token_s=1e-4, **hot), digest("cold", token_s=1e-4, **COLD))
+    asked = offer(prompt_tokens=4000, slo=Slo(ttft_s=ttft_s), next_due_unix_s=NOW + ttft_s)
+    assert named("in_time")(asked, digests, Random(1))[0] == first
+
+
+def test_alike_replicas_are_taken_in_turn_by_in_time() -> None:
+    digests = fleet(*(digest(f"r{i}", cached_tokens=64) for i in range(3)))
+    router = named("in_time")
+    firsts = [router(offer(), digests, Random(1))[0] for _ in range(6)]
+    assert sorted(firsts[:3]) == ["r0", "r1", "r2"] and firsts[3:] == firsts[:3]
+
+
 # ---------------------------------------------------------------- in turn
 
 

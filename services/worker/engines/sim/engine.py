@@ -16,6 +16,7 @@ from services.worker.engine import Done, EngineFacts, EngineState, KnowsFacts, O
 from services.worker.engines import draws
 from services.worker.engines.sim.script import Script
 from shared.columns import unpack_list
+from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.core.worker.step import Load, Work
 from shared.errors import ConfigError
 from shared.perf.draft import draft_of
@@ -23,7 +24,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
 from shared.policy.speculation import along, without_drafts
-from shared.prefix import CHAIN_TOKENS, Entry, Kept, PrefixCache, chain_of, extend
+from shared.prefix import CHAIN_TOKENS, chain_of, extend
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 

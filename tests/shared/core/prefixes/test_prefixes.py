@@ -13,43 +13,17 @@ from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.prefixes.known import KnownPrefixes
 from shared.prefix import CHAIN_TOKENS, PLACES, chain_of, pack_hashes, prefix_of
 from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import ReplicaId
+from tests import made
 
 R1, R2 = ReplicaId("r1"), ReplicaId("r2")
-DIGEST = Digest(
-    replica=R1,
-    incarnation="a",
-    planner="p",
-    at_unix_s=0.0,
-    model="",
-    pool="",
-    waiting=0,
-    running=0,
-    best_effort=0,
-    waiting_prefill_tokens=0,
-    backlog_s=0.0,
-    kv_blocks=100,
-    kv_free_blocks=100,
-    free_slots=8,
-    surplus=True,
-)
+DIGEST = made.digest("r1")
 TEXT = list(range(40 * CHAIN_TOKENS))
 
 
 def offer(tokens: list[int], due_unix_s: float = 2.0) -> Offer:
-    return Offer(
-        key=RequestKey("t.1"),
-        attempt=0,
-        service_class=ServiceClass.STANDARD,
-        tier="chat",
-        slo=Slo(ttft_s=2.0),
-        importance=1.0,
-        application="",
-        arrived_unix_s=0.0,
-        prompt_tokens=len(tokens),
-        max_tokens=10,
-        next_due_unix_s=due_unix_s,
-        prefix=prefix_of(chain_of(tokens)),
+    return made.offer(
+        prompt_tokens=len(tokens), next_due_unix_s=due_unix_s, prefix=prefix_of(chain_of(tokens))
     )
 
 
