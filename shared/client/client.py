@@ -48,6 +48,10 @@ REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 Sink = Callable[[StreamEvent], None]
 
 
+def _drop(event: StreamEvent) -> None:
+    """The sink of whoever reads no event."""
+
+
 class Now(Protocol):
     """shared.clock.Clock, or virtual time."""
 
@@ -136,7 +140,13 @@ class Handle:
         self.wake.set()
 
     async def wait(self) -> Verdict:
-        """The verdict, once the request has ended. Raises the failure (a SlacklineError)."""
+        """The verdict, once the request has ended. Events that nobody has read are dropped: unread,
+        they would fill the queue, and the end would never come. Raises the failure (a
+        SlacklineError).
+        """
+        if self._sink is None:
+            self._sink = _drop
+            self._unread.clear()
         return await asyncio.shield(self._over)
 
     def take(self) -> StreamEvent | None:

@@ -94,6 +94,17 @@ async def test_a_reader_that_sleeps_loses_nothing(server: Server, client: Client
     assert (await read(handle, long)).tokens == long.tokens
 
 
+@pytest.mark.parametrize("after_s", [0.0, 200.0])
+async def test_who_waits_for_the_verdict_need_not_read(
+    server: Server, client: Client, after_s: float
+) -> None:
+    server.log, server.pause_s = Log([([i], "x") for i in range(3000)]), 0.001
+    handle = await client.submit(ASK, "chat")
+    await asyncio.sleep(after_s)  # until the queue of unread events is full
+    async with asyncio.timeout(600.0):
+        assert (await handle.wait()).output_tokens == 3000
+
+
 async def test_a_cancel_ends_the_request(server: Server, client: Client) -> None:
     server.hang = True
     handle = await client.submit(ASK, "chat")
