@@ -388,6 +388,8 @@ class VirtualFleet:
         for replica in self._admission.lacking:
             self._admit(admission.Told(replica, self._replicas[replica].core.kept.all()))
         self._pool(relegation.Heard(digest))
+        for replica in self._relegation.lacking:
+            self._pool(relegation.Told(replica, self._replicas[replica].core.kept.all()))
 
     def check(self) -> None:
         """Raises AssertionError unless every core's books balance."""
