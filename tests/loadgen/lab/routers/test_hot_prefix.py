@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from loadgen.lab.routers.__main__ import CHAT, PROFILE
 from loadgen.lab.routers.peers import ROUTERS
+from loadgen.lab.routers.runs import CHAT, PROFILE
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import SimulationResult, simulate
