@@ -65,8 +65,8 @@ def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
         outcome.drafted_s,
         state.shared_blocks,
         state.draft_shared_blocks,
-        outcome.kept,
-        outcome.dropped,
+        outcome.loaded_s,
+        outcome.prefixes,
     )
 
 

@@ -54,6 +54,7 @@ class Job(Struct, frozen=True, kw_only=True):
     seed: int
     policy: str = "slackline"
     trace: str = ""
+    host_kv_tokens: int = 0
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -89,7 +90,9 @@ def run(job: Job) -> Row:
         job.replicas,
         draft=0.0,
         facts=ReplicaFacts(
-            kv_blocks=LOADS[job.load].kv_tokens // BLOCK_TOKENS, context_tokens=CONTEXT_TOKENS
+            kv_blocks=LOADS[job.load].kv_tokens // BLOCK_TOKENS,
+            context_tokens=CONTEXT_TOKENS,
+            host_kv_tokens=job.host_kv_tokens,
         ),
         router=ROUTERS[job.router],
     )
@@ -115,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--router", action="append", choices=list(ROUTERS), help="default: all")
     parser.add_argument("--trace", default="", help="a trace with prefixes, as of Mooncake")
     parser.add_argument("--policy", default="slackline")
+    parser.add_argument("--host-kv-tokens", type=int, default=0, help="in each host's memory")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     jobs = [
@@ -125,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             seed=args.seed,
             policy=args.policy,
             trace=args.trace,
+            host_kv_tokens=args.host_kv_tokens,
         )
         for load in args.load or LOADS
         if args.trace or load != TRACE

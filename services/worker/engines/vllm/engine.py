@@ -131,8 +131,8 @@ class VllmEngine(KnowsFacts):
         model_s = scheduler.ended_model_s - scheduler.began_model_s if executed else 0.0
         exec_s = time.monotonic() - began_s
         outside_s = exec_s - drafted_s - model_s
-        kept, dropped = self._kept.changes()
-        return Outcome(done, exec_s, outside_s, drafted_s, kept=kept, dropped=dropped)
+        prefixes = self._kept.changes()
+        return Outcome(done, exec_s, outside_s, drafted_s, prefixes=prefixes)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
