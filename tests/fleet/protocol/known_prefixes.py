@@ -27,8 +27,8 @@ def check_prefixes(
             for request in requests.values():
                 chain = chain_of(request.token_ids or [], salt_of(DEFAULT_TENANT, ""))
                 (found,) = seat.core.kept.found([(0, prefix_of(chain))])
-                assert found == CHAIN_TOKENS * cache.match(chain), (
+                assert found.tokens == CHAIN_TOKENS * cache.match(chain), (
                     f"{request.request_id} at {replica}"
                 )
-                total += found
+                total += found.tokens
     return total
