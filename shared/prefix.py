@@ -13,6 +13,7 @@ import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -122,18 +123,39 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_BYTES).digest()
 
 
+class Where(Enum):
+    """The place of the KV behind a hash."""
+
+    GPU = "gpu"
+    HOST = "host"  # the memory of the GPU's machine
+    NOWHERE = "nowhere"
+
+
+class Changed(NamedTuple):
+    """The hashes of prefixes that are now on the GPU, in the host's memory, and nowhere."""
+
+    kept: Sequence[int] = ()
+    moved: Sequence[int] = ()
+    dropped: Sequence[int] = ()
+
+
+UNCHANGED = Changed()
+
+
 class Changes:
-    """The hashes of prefixes that a cache has, and no longer has, since they were last taken."""
+    """Where a cache has the hashes of prefixes that have moved since the changes were taken."""
 
     def __init__(self) -> None:
-        self._has: dict[int, bool] = {}
+        self._where: dict[int, Where] = {}
 
-    def note(self, prefix: int, has: bool) -> None:
-        self._has[prefix] = has
+    def note(self, prefix: int, where: Where) -> None:
+        self._where[prefix] = where
 
-    def take(self) -> tuple[list[int], list[int]]:
-        if not self._has:
-            return [], []
-        changes, self._has = self._has, {}
-        kept = [prefix for prefix, has in changes.items() if has]
-        return kept, [prefix for prefix, has in changes.items() if not has]
+    def take(self) -> Changed:
+        if not self._where:
+            return UNCHANGED
+        lists: dict[Where, list[int]] = {where: [] for where in Where}
+        for prefix, where in self._where.items():
+            lists[where].append(prefix)
+        self._where = {}
+        return Changed(*lists.values())

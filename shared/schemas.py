@@ -491,6 +491,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hops_left: Count = 0  # replicas that may be asked if this one declines
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
     cached_tokens: Count = 0  # that its replica is expected to have; set by the planner
+    load_s: float = 0.0  # for those of them that come back from the host's memory; set likewise
 
     @property
     def thinking(self) -> bool:
@@ -698,6 +699,9 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft_kv_blocks: Count = 0
     # the most drafts of a chain, if its engine verifies chains but no trees; 0: it verifies trees
     longest_chain: Count = 0
+    # blocks of KV in the host's memory, and the seconds that a token takes from there to the GPU
+    host_kv_blocks: Count = 0
+    kv_load_s: Annotated[float, Meta(ge=0, le=1)] = 0.0
     draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
@@ -830,6 +834,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     exec_s: Lasted = 0.0  # duration by the worker's monotonic clock
     outside_s: Finite = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
     drafted_s: Lasted = 0.0  # part of exec_s in which the draft model worked; 0: unknown
+    loaded_s: Lasted = 0.0  # part of exec_s for KV that came back from the host's memory
     idle_s: Lasted = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: Finite = 0.0  # the rest of the time since then: hand-overs, and what ran between them
     # the parts of exec_s for decodes, as the plan predicted their share, and for drafting, as
@@ -837,8 +842,9 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     decodes_s: Lasted = 0.0
     drafts_s: Lasted = 0.0
     late: bytes = b""  # slots whose first late token came in this iteration
-    # hashes of prefixes (shared/prefix.py) that the engine now keeps, and those that it dropped
+    # hashes of prefixes (shared/prefix.py) that are now on the GPU, in the host's memory, and gone
     kept: bytes = b""
+    moved: bytes = b""
     dropped: bytes = b""
 
 
@@ -930,7 +936,8 @@ class ResyncPage(Struct, frozen=True, kw_only=True):
     more: bool
     shared_blocks: Count = 0  # KV blocks that the entries save because they share them
     draft_shared_blocks: Count = 0  # the same in the draft model's own KV
-    kept: bytes = b""  # hashes of the prefixes that the engine keeps
+    kept: bytes = b""  # hashes of the prefixes that the engine keeps on its GPU
+    moved: bytes = b""  # and of those in the host's memory
 
 
 # ---------------------------------------------------------------- worker <-> admission

@@ -20,12 +20,15 @@ ACCEPTANCE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """The limits of a replica. `kv_blocks` 0: the number that the profile states."""
+    """The limits of a replica. `kv_blocks` 0: the number that the profile states. `host_kv_tokens`:
+    of KV that its host's memory keeps.
+    """
 
     kv_blocks: int = 0
     block_tokens: int = 16
     context_tokens: int = 8192
     max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
+    host_kv_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int | None:

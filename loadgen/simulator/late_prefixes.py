@@ -4,7 +4,7 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from shared.prefix import Changes, hashes_of, pack_hashes
+from shared.prefix import Changes, Where, hashes_of, pack_hashes
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
@@ -24,9 +24,9 @@ class LatePrefixes:
         while coming and coming[0].at_unix_s <= digest.at_unix_s - self._late_s:
             come = coming.popleft()
             for each in hashes_of(come.prefixes_dropped):
-                changes.note(each, has=False)
+                changes.note(each, Where.NOWHERE)
             for each in hashes_of(come.prefixes_kept):
-                changes.note(each, has=True)
-        kept, dropped = map(pack_hashes, changes.take())
+                changes.note(each, Where.GPU)
+        kept, _, dropped = map(pack_hashes, changes.take())
         seq = self._seq[replica] = self._seq.get(replica, 0) + bool(kept or dropped)
         return replace(digest, prefix_seq=seq, prefixes_kept=kept, prefixes_dropped=dropped)

@@ -140,6 +140,7 @@ class Served:
     batch_s: Callable[[BatchShape], float]
     engine_draft: Draft | None
     longest_chain: int
+    kv_load_s: float
 
     @staticmethod
     def of(model: ServedModel, deployment: Deployment) -> "Served":
@@ -167,6 +168,7 @@ class Served:
             batch_s=batch_s if times == 1.0 else stretched(batch_s, times),
             engine_draft=own_draft,
             longest_chain=0 if engine is None else engine.longest_chain,
+            kv_load_s=file.token_load_s,
         )
 
 
@@ -302,6 +304,8 @@ class Simulation:
             max_slots=facts.max_slots,
             epoch=0,
             longest_chain=served.longest_chain,
+            host_kv_blocks=facts.host_kv_tokens // facts.block_tokens,
+            kv_load_s=served.kv_load_s,
         )
 
     # ------------------------------------------------------------ arrivals and ends

@@ -31,7 +31,7 @@ from shared.policy.acceptance import Acceptance, drafting_depth
 from shared.policy.need import Paces
 from shared.policy.seam import Bools, Floats
 from shared.policy.speculation import along
-from shared.prefix import Chain
+from shared.prefix import Chain, pack_hashes
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -170,12 +170,13 @@ class VirtualWorker:
             selection = along(selection, np.flatnonzero(~gone).tolist())
         if self._prefixes.any:
             found = self._find(slots, caps, selection)
+        loaded_s = 0.0
         if found is not None:
-            slots, caps = slots[found.runs], caps[found.runs]
+            slots, caps, loaded_s = slots[found.runs], caps[found.runs], found.loaded_s
             selection = found.of(selection)
         if selection is not None and len(slots):
             drafting = self._drafting(selection, slots, caps)
-            exec_s = drafting.begin(now_unix_s)
+            exec_s = drafting.begin(now_unix_s) + loaded_s
             self._drafted[slots] = drafting.did.filled
             self._running = Running.drafting_now(plan, slots, drafting, skipped, ending, found)
             return exec_s
@@ -188,7 +189,7 @@ class VirtualWorker:
         self._running = Running(
             plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike, found
         )
-        return self._batch_s(shape)
+        return self._batch_s(shape) + loaded_s
 
     def _find(self, slots: Indices, caps: Ints, selection: Selection | None) -> Found | None:
         """Lets the entries of a plan that begin share what others computed."""
@@ -357,12 +358,13 @@ class VirtualWorker:
             ended = [(slot, self._requests[slot].reason.value) for slot in complete]
         ended += sorted(running.ending)
         shared_blocks, tokens, cached = self._prefixes.shared_blocks, running.tokens, b""
-        if running.found is not None:
-            columns = running.found.columns(tokens, emitted, drafted)
+        found, loaded_s = running.found, 0.0
+        if found is not None:
+            columns, loaded_s = found.columns(tokens, emitted, drafted), found.loaded_s
             slots, tokens, emitted, drafted, cached = columns
         overs = [self._over(slot, why) for slot, why in ended]
         self._ack_seq += 1
-        kept, dropped = self._prefixes.changes()
+        prefixes = self._prefixes.changes()
         ack = PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
@@ -386,8 +388,10 @@ class VirtualWorker:
             ended_unix_s=ended_unix_s,
             exec_s=exec_s,
             idle_s=idle_s,
-            kept=kept,
-            dropped=dropped,
+            loaded_s=loaded_s,
+            kept=pack_hashes(prefixes.kept),
+            moved=pack_hashes(prefixes.moved),
+            dropped=pack_hashes(prefixes.dropped),
         )
         return ack, overs
 

@@ -328,6 +328,7 @@ class ReplicaPlanner:
                     answer.shared_blocks,
                     answer.draft_shared_blocks,
                     answer.kept,
+                    answer.moved,
                 )
                 self._resyncing = False
                 self._inbox.put(synced)
@@ -366,4 +367,4 @@ def _joined(first: ReplicaEvent, rest: deque[ReplicaEvent]) -> ReplicaEvent:
 
 def _served(announce: Announce) -> tuple[object, ...]:
     """The facts of a worker that stay as long as one planner plans for it."""
-    return announce.model, announce.profile, announce.fitted, announce.draft
+    return announce.model, announce.profile, announce.fitted, announce.draft, announce.kv_load_s

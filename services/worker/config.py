@@ -45,6 +45,8 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim: the mean probability that the draft's first token is accepted."""
     kv_blocks: Count = 0
     """0: what the profile states (sim), what fits (torch and vllm on CUDA), or 2048."""
+    host_kv_tokens: Count = 0
+    """sim, torch: tokens of KV that the host's memory keeps of what leaves the GPU."""
     block_tokens: Count = 0
     """0: 16, or 32 for vllm on a CPU."""
     dtype: str = ""

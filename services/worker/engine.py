@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, Self
 from shared.core.worker.step import Load, Work
 from shared.errors import SlacklineError
 from shared.perf.draft import DraftCost
+from shared.prefix import UNCHANGED, Changed
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -33,6 +34,8 @@ class EngineFacts(NamedTuple):
     draft_context_tokens: int = 0
     # the most drafts of a chain, for an engine that verifies no trees; 0: it verifies trees
     longest_chain: int = 0
+    host_kv_blocks: int = 0  # in the host's memory
+    kv_load_s: float = 0.0  # for a token's KV to come back from there
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
 
@@ -64,9 +67,9 @@ class Done(NamedTuple):
 class Outcome(NamedTuple):
     """The result of an iteration. `exec_s` is by a monotonic clock; a simulated engine may begin
     before the call. Parts of `exec_s`: `outside_s` not in the model or its sampling (if known),
-    `drafted_s` in the draft model, before the target's pass. `unusual`: the engine made something
-    ready that stays ready, so the next iteration like this one is faster. `kept`, `dropped`: the
-    hashes of prefixes (shared/prefix.py) that its cache has and no longer has since the last one.
+    `drafted_s` in the draft model, before the target's pass; `loaded_s` for KV that came back from
+    the host's memory. `unusual`: the engine made something ready that stays ready, so the next
+    iteration like this one is faster. `prefixes`: where its cache has them since the last one.
     """
 
     done: Sequence[Done]
@@ -74,8 +77,8 @@ class Outcome(NamedTuple):
     outside_s: float = 0.0
     drafted_s: float = 0.0
     unusual: bool = False
-    kept: Sequence[int] = ()
-    dropped: Sequence[int] = ()
+    loaded_s: float = 0.0
+    prefixes: Changed = UNCHANGED
 
 
 class EngineState(NamedTuple):
@@ -130,6 +133,9 @@ class Engine(Protocol):
 
     def release(self, slot: Slot) -> None:
         """Free a slot and its KV at once."""
+
+    def restart(self) -> None:
+        """Free all slots and forget all prefixes: the next life of the worker knows of none."""
 
     def snapshot(self) -> EngineState: ...
 

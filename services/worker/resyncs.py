@@ -89,6 +89,7 @@ class Resyncs:
 
     def _page(self) -> ResyncPage:
         core = self._core
+        kept, moved, _ = core.prefixes
         return ResyncPage(
             announce=self._announcement(),
             next_seq=core.next_seq,
@@ -97,7 +98,8 @@ class Resyncs:
             more=False,
             shared_blocks=core.shared_blocks,
             draft_shared_blocks=core.draft_shared_blocks,
-            kept=pack_hashes(core.kept),
+            kept=pack_hashes(kept),
+            moved=pack_hashes(moved),
         )
 
     def _refuse(self, call: Call, code: str, message: str) -> None:

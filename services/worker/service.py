@@ -415,6 +415,8 @@ class WorkerService:
             draft=facts.draft,
             draft_kv_blocks=facts.draft_kv_blocks,
             longest_chain=facts.longest_chain,
+            host_kv_blocks=facts.host_kv_blocks,
+            kv_load_s=facts.kv_load_s,
             draft_yields=self.core.draft_yields,
             features=sorted(facts.features),
             adapters=list(facts.adapters),

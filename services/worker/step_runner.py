@@ -24,8 +24,7 @@ class StepRunner:
 
     def reset(self) -> None:
         self._processor = OutputProcessor(self._tokenizer)
-        for slot in self.engine.snapshot().slots:
-            self.engine.release(Slot(slot))
+        self.engine.restart()
 
 
 def run_step(engine: Engine, processor: OutputProcessor, step: Step) -> Ran:
@@ -65,8 +64,8 @@ def _ran(engine: Engine, done: Sequence[TurnDone], outcome: Outcome) -> Ran:
         outcome.drafted_s,
         state.shared_blocks,
         state.draft_shared_blocks,
-        outcome.kept,
-        outcome.dropped,
+        outcome.loaded_s,
+        outcome.prefixes,
     )
 
 

@@ -35,10 +35,13 @@ def profile_of(announce: Announce) -> Profile:
 
 
 def file_of(announce: Announce) -> ProfileFile:
-    """This worker's profile as a file, with its draft's cost (0: none). Raises as `profile_of`."""
+    """This worker's profile as a file, with its draft's cost (0: none), and what it takes to load
+    KV if it does. Raises as `profile_of`.
+    """
     profile_of(announce)
     file = announce.fitted if announce.fitted is not None else store.read(announce.profile)
-    return replace(file, draft=announce.draft)
+    load_s = announce.kv_load_s if announce.host_kv_blocks else file.kv_load_s
+    return replace(file, draft=announce.draft, kv_load_s=load_s)
 
 
 def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:

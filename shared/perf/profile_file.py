@@ -15,6 +15,8 @@ from shared.vocabulary import Count, FromOne
 
 FOLDER = Path(__file__).parent / "profiles"
 
+LINK_BYTES_S = 25e9  # from the host's memory to a GPU, over PCIe 4 x16
+
 Fraction = Annotated[float, Meta(ge=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Form = StratifiedLinear | TokenTable | PiecewiseTokens | SlosServeRoofline | SolaPolynomial
@@ -48,6 +50,15 @@ class ProfileFile(
     provenance: NonEmpty
     coefficients: Form
     draft: DraftCost = DRAFT  # of the draft model that goes with this model
+    # for a token's KV to come from the host's memory; None: as `kv_bytes_per_token` over PCIe
+    kv_load_s: Fraction | None = None
+
+    @property
+    def token_load_s(self) -> float:
+        """Seconds for a token's KV to come from the host's memory."""
+        if self.kv_load_s is None:
+            return self.kv_bytes_per_token / LINK_BYTES_S
+        return self.kv_load_s
 
     def profile(self) -> Profile:
         return self.coefficients.profile(self.name, self.overhead_s)

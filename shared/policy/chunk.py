@@ -180,7 +180,8 @@ def fill(
     limit_tokens: the most prefill tokens.
     budget_s: the longest that the whole predicted iteration may take. Each chunk is fitted to the
         batch so far (the decodes, the chunks before it, the context it stands on), so that the sum
-        is exact.
+        is exact. What comes back from the host's memory comes as a whole: where that takes longer
+        than there is, the first prefill begins even so.
     passed: [rows] true for a row that lets others of `order` begin if it finds no KV; None: no row.
     kept_blocks: KV that a prefill leaves free when it begins, beyond the rules above.
     steady: `order` stays as it is while nothing but progress happens. If its first row takes the
@@ -212,11 +213,12 @@ def fill(
         wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)
         if wanted <= 0:
             continue
-        tokens = (
-            wanted
-            if budget_s == math.inf
-            else profile.prefill_budget(shape, cached, budget_s, wanted)
-        )
+        tokens, load_s = wanted, float(view.load_s[row])
+        if budget_s < math.inf:
+            tokens = profile.prefill_budget(shape, cached, budget_s - load_s, wanted)
+            if tokens <= 0 and load_s and not rows:
+                tokens = profile.prefill_budget(shape, cached, budget_s, wanted)
+            budget_s -= load_s
         if tokens <= 0:
             break
         rows.append(row)

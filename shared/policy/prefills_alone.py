@@ -24,14 +24,15 @@ def whole_prefills(
     alone, count = BatchShape(), 0
     cached = view.computed_tokens[first]
     left = view.target_tokens[first] - cached
-    columns = (left.tolist(), cached.tolist(), due_s.tolist())
-    for n, (tokens, has, until_s) in enumerate(zip(*columns, strict=True)):
+    loads_s = view.load_s[first].cumsum()
+    columns = (left.tolist(), cached.tolist(), loads_s.tolist(), due_s.tolist())
+    for n, (tokens, has, load_s, until_s) in enumerate(zip(*columns, strict=True)):
         alone = alone.with_chunk(tokens, has)
-        alone_s = view.profile.batch_s(alone)
+        alone_s = view.profile.batch_s(alone) + load_s
         if alone_s > limit_s:
             break
         beside = beside.with_chunk(tokens, has)
-        if alone_s <= until_s < view.profile.batch_s(beside):
+        if alone_s <= until_s < view.profile.batch_s(beside) + load_s:
             count = n + 1
     if not count:
         return None

@@ -58,6 +58,7 @@ class Rows:
     # to compute before the next output token: prompt, plus what was generated before a preemption
     target_tokens: Ints
     computed_tokens: Ints  # KV positions filled
+    load_s: Floats  # for those of them that come back from the host's memory when it begins
     generated_tokens: Ints  # output so far, all attempts
     unsure_tokens: Ints  # more that speculating plans in flight may yield
     # positions filled in the draft model's KV; the draft computes the others before it next drafts

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--trace", default="", help="a trace with prefixes, as of Mooncake")
     parser.add_argument("--policy", action="append", help="default: slackline")
     parser.add_argument("--part", type=float, default=1.0, help="of each load's time (1)")
+    parser.add_argument("--host-kv-tokens", type=int, default=0, help="in each host's memory (0)")
     parser.add_argument("--late", type=float, default=0.0, help="age of the index, seconds (0)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=Path, help="a file that keeps the results")
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             trace=args.trace if load == TRACE else "",
             part=args.part,
             late_s=args.late,
+            host_kv_tokens=args.host_kv_tokens,
         )
         for load in args.load or LOADS
         if args.trace or load != TRACE

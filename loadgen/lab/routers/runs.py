@@ -56,6 +56,7 @@ class Job(Struct, frozen=True, kw_only=True):
     trace: str = ""
     part: float = 1.0
     late_s: float = 0.0
+    host_kv_tokens: int = 0
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -100,7 +101,9 @@ def run(job: Job) -> Row:
         job.replicas,
         draft=0.0,
         facts=ReplicaFacts(
-            kv_blocks=LOADS[job.load].kv_tokens // BLOCK_TOKENS, context_tokens=CONTEXT_TOKENS
+            kv_blocks=LOADS[job.load].kv_tokens // BLOCK_TOKENS,
+            context_tokens=CONTEXT_TOKENS,
+            host_kv_tokens=job.host_kv_tokens,
         ),
         router=ROUTERS[job.router],
         prefixes_late_s=job.late_s,

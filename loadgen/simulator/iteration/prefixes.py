@@ -8,7 +8,7 @@ from loadgen.simulator.iteration.running import Found
 from shared.columns import Indices, Ints
 from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.policy.seam import Bools
-from shared.prefix import Chain, pack_hashes
+from shared.prefix import Chain, Changed
 from shared.schemas import Announce, Resume
 
 
@@ -18,7 +18,8 @@ class Prefixes:
     def __init__(self, announce: Announce, computed: Ints) -> None:
         self._kv_blocks, self._block_tokens = announce.kv_blocks, announce.block_tokens
         self._computed = computed
-        self._cache = PrefixCache(announce.kv_blocks, announce.block_tokens)
+        blocks = announce.kv_blocks, announce.block_tokens, announce.host_kv_blocks
+        self._cache, self._kv_load_s = PrefixCache(*blocks), announce.kv_load_s
         self._kept: dict[int, Kept] = {}  # of the requests whose text is known by a chain
         self._leaving: list[Kept] = []  # an engine forgets requests before its next iteration
         # what must be computed before its next token is not all in the books
@@ -94,7 +95,9 @@ class Prefixes:
         begun = begins & (runs | (cached > 0))
         for slot, tokens in zip(slots[begun].tolist(), cached[begun].tolist(), strict=True):
             self._saved.setdefault(slot, tokens)
-        return Found(slots, runs, cached) if cached.any() or not runs.all() else None
+        if not cached.any() and runs.all():
+            return None
+        return Found(slots, runs, cached, self._kv_load_s * cache.loaded_tokens)
 
     def name(self, slots: Indices, decoding: Bools) -> None:
         """Others may find what these have computed. The output of one that is `decoding`, by
@@ -104,10 +107,9 @@ class Prefixes:
             self._cache.name(self._kept[slot], int(self._computed[slot]))
             self._unnamed[slot] = not decoding[slot]
 
-    def changes(self) -> tuple[bytes, bytes]:
-        """The hashes of prefixes that are known since the last call, and that no longer are."""
-        kept, dropped = self._cache.changes.take()
-        return pack_hashes(kept), pack_hashes(dropped)
+    def changes(self) -> Changed:
+        """Where prefixes are since the last call."""
+        return self._cache.changes.take()
 
     @property
     def _free_blocks(self) -> int:

@@ -21,6 +21,7 @@ class Found(NamedTuple):
     slots: Indices
     runs: NDArray[np.bool_]
     cached: Ints  # positions found in the cache
+    loaded_s: float = 0.0  # for those of them that came back from the host's memory
 
     def of(self, selection: Selection | None) -> Selection | None:
         """The selection for the entries that run. What begins was planned as a prefill, and does

@@ -1,10 +1,8 @@
 """Builds the ack of one iteration, which says what ran: gathers entries, then writes columns."""
 
-from collections.abc import Sequence
-
 from shared.columns import pack
 from shared.core.worker.step import Step, Timing, TurnDone
-from shared.prefix import pack_hashes
+from shared.prefix import UNCHANGED, Changed, pack_hashes
 from shared.schemas import Held, PlanAck
 from shared.vocabulary import ReplicaId
 
@@ -18,15 +16,14 @@ class AckBuilder:
         timing: Timing = NOT_RUN,
         shared_blocks: int = 0,
         draft_shared_blocks: int = 0,
-        kept: Sequence[int] = (),
-        dropped: Sequence[int] = (),
+        prefixes: Changed = UNCHANGED,
     ) -> None:
         """Without a step the ack reports ends between iterations."""
         self._step = step
         self._timing = timing
         self._shared_blocks = shared_blocks
         self._draft_shared_blocks = draft_shared_blocks
-        self._kept, self._dropped = kept, dropped
+        self._prefixes = prefixes
         self._entries: list[tuple[int, TurnDone]] = []  # slot, what was done of it
         self._answering: list[tuple[int, int]] = []  # slot, output tokens that are thinking
         self._late: list[int] = []  # slots whose first late token came
@@ -91,11 +88,13 @@ class AckBuilder:
             exec_s=timing.exec_s,
             outside_s=timing.outside_s,
             drafted_s=timing.drafted_s,
+            loaded_s=timing.loaded_s,
             idle_s=timing.idle_s,
             late_s=timing.late_s,
             decodes_s=timing.decodes_s,
             drafts_s=timing.drafts_s,
             late=pack(self._late) if self._late else b"",
-            kept=pack_hashes(self._kept),
-            dropped=pack_hashes(self._dropped),
+            kept=pack_hashes(self._prefixes.kept),
+            moved=pack_hashes(self._prefixes.moved),
+            dropped=pack_hashes(self._prefixes.dropped),
         )

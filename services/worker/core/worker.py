@@ -23,6 +23,7 @@ from shared.core.worker.held_request import HeldRequest
 from shared.core.worker.step import Finished, Load, Outgoing, Ran, Step, Timing, TurnDone, Work
 from shared.policy.need import needed_tokens, paces_of
 from shared.policy.speculation import along
+from shared.prefix import Changed
 from shared.request_timeline import Happened
 from shared.schemas import (
     AttemptOver,
@@ -77,8 +78,8 @@ class WorkerCore:
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Step | None = None
         self.ack_seq = 0  # of the newest ack
-        # the hashes of prefixes in the engine's cache, the newest last
-        self._kept: dict[int, None] = {}
+        # the hashes of prefixes in the engine's cache, the newest last: in the host's memory?
+        self._kept: dict[int, bool] = {}
 
     # ------------------------------------------------------------ snapshots for others
 
@@ -122,9 +123,11 @@ class WorkerCore:
         return self._holdings.draft_shared_blocks
 
     @property
-    def kept(self) -> list[int]:
-        """The hashes of prefixes in the engine's cache: the newest KEPT_LIMIT of them."""
-        return list(islice(self._kept, max(0, len(self._kept) - KEPT_LIMIT), None))
+    def prefixes(self) -> Changed:
+        """Where the engine's cache has prefixes: the newest KEPT_LIMIT of them."""
+        newest = list(islice(self._kept.items(), max(0, len(self._kept) - KEPT_LIMIT), None))
+        kept = [each for each, moved in newest if not moved]
+        return Changed(kept, [each for each, moved in newest if moved])
 
     @property
     def draft_yields(self) -> list[DraftYield]:
@@ -355,12 +358,14 @@ class WorkerCore:
             spent.decodes_s,
             spent.drafts_s,
             ran.drafted_s,
+            ran.loaded_s,
         )
         shared = ran.shared_blocks, ran.draft_shared_blocks
-        ack = AckBuilder(step, timing, *shared, ran.kept, ran.dropped)
-        for each in ran.dropped:
+        ack = AckBuilder(step, timing, *shared, ran.prefixes)
+        for each in (*ran.prefixes.dropped, *ran.prefixes.kept):
             self._kept.pop(each, None)
-        self._kept.update(dict.fromkeys(ran.kept))
+        self._kept.update(dict.fromkeys(ran.prefixes.kept, False))
+        self._kept.update(dict.fromkeys(ran.prefixes.moved, True))
         self._holdings.shared_blocks = ran.shared_blocks
         self._holdings.draft_shared_blocks = ran.draft_shared_blocks
         outgoing = self._class_changes(step.plan)

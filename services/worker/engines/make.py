@@ -66,11 +66,14 @@ def _make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             dtype=cfg.dtype or None,
             draft=draft,
             draft_kv_blocks=cfg.draft_kv_blocks,
+            host_kv_tokens=cfg.host_kv_tokens,
         )
         if draft is not None and cfg.profile_s:
             engine.drafting(measure_draft(engine))
         return engine, Tokenizer.load(folder)
     if cfg.engine == "vllm":
+        if cfg.host_kv_tokens:
+            raise ConfigError("host_kv_tokens is not of vllm, which has its own: see docs/vllm.md")
         folder = models.folder(cfg.model or models.DEFAULT)
         if cfg.profile:
             profiles.read(cfg.profile)
@@ -85,12 +88,13 @@ def _make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
 def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
     """The facts that a simulated replica announces. Its KV has the size that the profile states."""
     profile = profiles.read(cfg.profile or SIM_PROFILE)
+    block_tokens = cfg.block_tokens or BLOCK_TOKENS
     return EngineFacts(
         engine="sim",
         model=cfg.model or f"sim-{profile.model}",  # its answers are not that model's
         profile=cfg.profile or SIM_PROFILE,
-        kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // (cfg.block_tokens or BLOCK_TOKENS),
-        block_tokens=cfg.block_tokens or BLOCK_TOKENS,
+        kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // block_tokens,
+        block_tokens=block_tokens,
         context_tokens=cfg.context_tokens,
         max_slots=cfg.max_slots,
         vocabulary=tokenizer.vocabulary,
@@ -98,4 +102,6 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         end_of_thinking=tokenizer.end_of_thinking,
         draft=profile.draft if cfg.draft is None else cfg.draft,
         draft_kv_blocks=cfg.draft_kv_blocks,
+        host_kv_blocks=cfg.host_kv_tokens // block_tokens,
+        kv_load_s=cfg.pace * profile.token_load_s if cfg.host_kv_tokens else 0.0,
     )

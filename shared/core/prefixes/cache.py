@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changes
+from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changes, Where
 
 
 class Kept:
@@ -24,43 +24,54 @@ class PrefixCache:
     """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
     their owners. A block outlives its owners: then it is idle, may be found again, and gives way
     when its room is needed: that which was left longest ago first, the end of a text before its
-    beginning.
+    beginning. It goes to the host's memory, where the one that came longest ago gives way, and back
+    when a request begins with it: each block is in one place.
 
     All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
-    idle, and fewer where `fit` is told so.
+    idle, and fewer where `fit` is told so. The host has room for `host_blocks`.
     """
 
-    def __init__(self, capacity_blocks: int, block_tokens: int = CHAIN_TOKENS) -> None:
+    def __init__(
+        self, capacity_blocks: int, block_tokens: int = CHAIN_TOKENS, host_blocks: int = 0
+    ) -> None:
         assert CHAIN_TOKENS % block_tokens == 0, "a hash covers whole blocks"
         self._capacity_blocks = capacity_blocks
         self._block_tokens, self._each = block_tokens, CHAIN_TOKENS // block_tokens
         self._owners: dict[int, int] = {}  # by hash
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._host: OrderedDict[int, None] = OrderedDict()
+        self._host_most = host_blocks // self._each  # hashes
+        self.loaded_tokens = 0  # that the iteration has brought back from the host
         self.shared = 0  # blocks that are saved: the sum of all owners beyond the first of each
         self.changes = Changes()
         self._places: set[int] = set()  # the known hashes of prefixes
 
     @property
     def empty(self) -> bool:
-        return not self._owners
+        return not (self._owners or self._host)
 
     def match(self, chain: Chain) -> int:
         """The number of hashes that are known, from the first on until one is not."""
-        owners = self._owners
+        owners, host = self._owners, self._host
         for found, block in enumerate(chain):
-            if block not in owners:
+            if block not in owners and block not in host:
                 return found
         return len(chain)
 
-    def idle(self, chain: Chain) -> int:
-        """The number of blocks under these hashes that nobody owns."""
-        return self._each * sum(block in self._idle for block in chain)
+    def claims(self, chain: Chain) -> int:
+        """The free blocks that a request takes which begins with these hashes: idle ones, and those
+        for what comes back from the host.
+        """
+        return self._each * sum(block in self._idle or block in self._host for block in chain)
 
     def take(self, kept: Kept, hashes: int) -> None:
         """The request, which owns nothing, begins with so many hashes, which `match` found."""
         for block in kept.chain[:hashes]:
             self._idle.pop(block, None)
-            owners = self._owners[block] + 1
+            owners = self._owners.get(block, 0) + 1
+            if block in self._host:
+                self._come_back(block)
+                self.loaded_tokens += CHAIN_TOKENS
             self._owners[block] = owners
             self.shared += self._each if owners > 1 else 0
             kept.owned.append(block)
@@ -75,9 +86,11 @@ class PrefixCache:
             if block not in self._owners:
                 self._owners[block] = 1
                 kept.owned.append(block)
-                if number in IS_PLACE:
+                if block in self._host:  # it began where there was no room for that
+                    self._come_back(block)
+                elif number in IS_PLACE:
                     self._places.add(block)
-                    self.changes.note(block, True)
+                    self.changes.note(block, Where.GPU)
         kept.named = max(kept.named, full)
 
     def release(self, kept: Kept) -> None:
@@ -99,9 +112,27 @@ class PrefixCache:
         while len(self._idle) > most:
             block = self._idle.popitem(last=False)[0]
             del self._owners[block]
-            if block in self._places:
-                self._places.remove(block)
-                self.changes.note(block, False)
+            self._host[block] = None
+            self._note(block, Where.HOST)
+            if len(self._host) > self._host_most:
+                gone = self._host.popitem(last=False)[0]
+                self._note(gone, Where.NOWHERE)
+                self._places.discard(gone)
+
+    def forget(self) -> None:
+        """Nothing is known any more, as nobody owns anything, and nothing is told of it."""
+        assert len(self._owners) == len(self._idle), "a block has an owner"
+        for blocks in (self._owners, self._idle, self._host, self._places):
+            blocks.clear()
+        self.changes.take()
+
+    def _come_back(self, block: int) -> None:
+        del self._host[block]
+        self._note(block, Where.GPU)
+
+    def _note(self, block: int, where: Where) -> None:
+        if block in self._places:
+            self.changes.note(block, where)
 
     # ------------------------------------------------------------ an iteration
 
@@ -110,6 +141,7 @@ class PrefixCache:
         positions that each found. It is done only where all entries still have room: idle blocks,
         which count among the free ones, are free no more once they are shared.
         """
+        self.loaded_tokens = 0
         spare = free_blocks - sum(
             self._blocks(each.computed + each.tokens) - self._blocks(each.computed)
             for each in entries
@@ -120,13 +152,13 @@ class PrefixCache:
                 continue
             # at least one token is left to compute
             found = self.match(kept.chain[: (known - 1) // CHAIN_TOKENS])
-            idle = self.idle(kept.chain[:found])
-            if not found or idle > max(spare, 0):
+            claims = self.claims(kept.chain[:found])
+            if not found or claims > max(spare, 0):
                 continue
             self.take(kept, found)
             cached[n] = has = found * CHAIN_TOKENS
             new = self._blocks(has + min(tokens, known - has)) - self._blocks(has)
-            spare += self._blocks(tokens) - new - idle
+            spare += self._blocks(tokens) - new - claims
         return cached
 
     def fill(self, entries: Sequence["Entry"], free_blocks: int) -> list[bool]:
@@ -155,6 +187,9 @@ class PrefixCache:
         assert owners == self._owners, "a block has lost its owner"
         assert self.shared == self._each * sum(max(0, count - 1) for count in owners.values())
         assert len(self._idle) * self._each <= self._capacity_blocks
+        assert len(self._host) <= self._host_most
+        assert self._host.keys().isdisjoint(self._owners), "a block in two places"
+        assert self._places <= self._host.keys() | self._owners.keys()
 
 
 class Entry(NamedTuple):

@@ -41,6 +41,7 @@ def digest_of(
     left = np.where(decode, 0, table.target_tokens[:n] - table.computed_tokens[:n])
     new = sum(offer.prompt_tokens - offer.cached_tokens for offer in reserved)
     waiting_tokens = int(left[standard].sum()) + new
+    load_s = float(table.load_s[:n][standard].sum()) + sum(offer.load_s for offer in reserved)
     unheld = int(left.sum())
     if table.expects:  # what will be found takes KV, too
         unheld += int(table.computed_tokens[:n][table.phase[:n] == WAITING].sum())
@@ -64,7 +65,7 @@ def digest_of(
         running=int(np.count_nonzero(standard & decode)),
         best_effort=n - int(np.count_nonzero(standard)),
         waiting_prefill_tokens=waiting_tokens,
-        backlog_s=waiting_tokens * token_s,
+        backlog_s=waiting_tokens * token_s + load_s,
         kv_blocks=table.kv_blocks,
         kv_free_blocks=max(table.kv_free_blocks() - future, 0),
         block_tokens=table.block_tokens,

@@ -46,7 +46,8 @@ class Synced:
     entries: Sequence[ResyncEntry]
     shared_blocks: int = 0
     draft_shared_blocks: int = 0
-    kept: bytes = b""  # hashes of the prefixes that the engine keeps
+    kept: bytes = b""  # hashes of the prefixes that the engine keeps on its GPU
+    moved: bytes = b""  # and of those in the host's memory
 
 
 @dataclass(frozen=True, slots=True)

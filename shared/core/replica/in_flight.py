@@ -31,6 +31,7 @@ class InFlightPlan:
     restarts: Ints  # table.restarts when the plan was sent
     shape: BatchShape
     draft_s: float
+    load_s: float  # for what comes back from the host's memory
     # the draft model has nothing of some request that drafts: it reads the whole context, or finds
     # a part of that in its cache
     draft_begins: bool

@@ -55,7 +55,8 @@ class Learning:
     ) -> None:
         """Learn from an acked iteration, in which these requests ended."""
         drafted_s = ack.drafted_s or flight.draft_s
-        self.profile.observe(landing.shape, ack.exec_s - drafted_s, ack.late_s)
+        computed_s = ack.exec_s - drafted_s - ack.loaded_s
+        self.profile.observe(landing.shape, computed_s, ack.late_s)
         if not flight.draft_begins:
             self.draft.observe(flight.draft_s, ack.drafted_s)
         if flight.follows:

@@ -184,7 +184,8 @@ class Prediction:
             else self._drafting(rows, caps, decode, speculation)
         )
         shape = shape_of(has, drafting.verified, decode)
-        predicted_s = profile.batch_s(shape) + drafting.seconds
+        load_s = 0.0 if expected is None else table.begin_loads(rows)
+        predicted_s = profile.batch_s(shape) + drafting.seconds + load_s
         end_unix_s = start_unix_s + predicted_s
         table.advance(rows, drafting.computed, blocks)
         emitted, firsts = decode, np.zeros(len(rows), dtype=np.bool_)
@@ -213,6 +214,7 @@ class Prediction:
             restarts=restarts,
             shape=shape,
             draft_s=drafting.seconds,
+            load_s=load_s,
             draft_begins=drafting.begins,
             predicted_s=predicted_s,
             end_unix_s=end_unix_s,
@@ -307,7 +309,8 @@ class Prediction:
         """An iteration ended at this instant: the predicted ends of the plans behind it move."""
         for flight in self.flights:
             if flight.reshaped:
-                flight.predicted_s = profile.batch_s(flight.shape) + flight.draft_s
+                beside_s = flight.draft_s + flight.load_s
+                flight.predicted_s = profile.batch_s(flight.shape) + beside_s
                 flight.reshaped = False
             end_unix_s += flight.predicted_s
             flight.end_unix_s = end_unix_s

@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.columns import unpack
 from shared.core.leaving import Leaving
-from shared.core.prefixes.kept import KeptPrefixes
+from shared.core.prefixes.kept import KeptPrefixes, index_of
 from shared.core.replica.digest import Counters, Figures, digest_of, figures_of, loads_of, roster
 from shared.core.replica.events import (
     Acked,
@@ -166,7 +166,7 @@ class ReplicaCore:
             ack_seq=event.ack_seq,
         )
         self._leaving.synced(facts)
-        self.kept = KeptPrefixes(facts.block_tokens, event.kept, self._epoch << 20)
+        self.kept = index_of(facts, event.kept, event.moved, self._epoch)
         self._planned.forget()
         self._expired.clear()
         self._next_expiry_unix_s = math.inf
@@ -223,7 +223,7 @@ class ReplicaCore:
     def _on_acked(self, ack: PlanAck, now_unix_s: float) -> None:
         if not self.synced or not self._reconciliation.is_next(ack):
             return
-        self.kept.change(ack.kept, ack.dropped)
+        self.kept.change(ack.kept, ack.dropped, ack.moved)
         flight = self._ahead.flights.popleft() if ack.plan_seq else None
         landing = None if flight is None else self._land(flight, ack, now_unix_s)
         if ack.answering:

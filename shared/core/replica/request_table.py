@@ -204,6 +204,7 @@ class RequestTable(TableRows):
         self._unshare(row)
         self.computed_tokens[row] = self.unsure_tokens[row] = self.kv_held_blocks[row] = 0
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
+        self.load_s[row] = 0.0
         self.restarts[row] += 1
 
     def restart(self, row: int) -> None:
@@ -221,9 +222,9 @@ class RequestTable(TableRows):
         waiting = (self.phase[: self.live] == WAITING).nonzero()[0].tolist()
         slots = self.slot[waiting].tolist()
         found = kept.found([(slot, self.offers[slot].prefix) for slot in slots])
-        for row, tokens in zip(waiting, found, strict=True):
+        for row, (tokens, load_s) in zip(waiting, found, strict=True):
             tokens = kept.usable(tokens, int(self.target_tokens[row]))
-            self.computed_tokens[row] = tokens
+            self.computed_tokens[row], self.load_s[row] = tokens, load_s
             self.expects |= tokens > 0
 
     def expected(self, rows: Indices) -> Ints | None:
@@ -232,6 +233,14 @@ class RequestTable(TableRows):
             return None
         found = np.where(self.phase[rows] == WAITING, self.computed_tokens[rows], 0)
         return found if np.count_nonzero(found) else None
+
+    def begin_loads(self, rows: Indices) -> float:
+        """These rows run. Returns the seconds in which what they find in the host's memory comes to
+        the GPU.
+        """
+        load_s = float(self.load_s[rows].sum())
+        self.load_s[rows] = 0.0
+        return load_s
 
     # ------------------------------------------------------------ effects of plans
 

@@ -5,6 +5,7 @@ report, and the messages that may leave once the ack is stored.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shared.prefix import UNCHANGED, Changed
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -99,9 +100,8 @@ class Ran(NamedTuple):
     drafted_s: float = 0.0  # the part in which the draft model worked, where that is known
     shared_blocks: int = 0  # KV blocks that sharing saves the engine after the step
     draft_shared_blocks: int = 0  # the same in the draft model's own KV
-    # hashes of prefixes that the engine's cache has and no longer has since the last step
-    kept: Sequence[int] = ()
-    dropped: Sequence[int] = ()
+    loaded_s: float = 0.0  # the part of `exec_s` for KV that came back from the host's memory
+    prefixes: Changed = UNCHANGED  # where the engine's cache has them since the last step
 
 
 class Timing(NamedTuple):
@@ -116,6 +116,7 @@ class Timing(NamedTuple):
     decodes_s: float = 0.0  # the part of `exec_s` for decodes, where there are prefills too
     drafts_s: float = 0.0  # the part of `exec_s` for drafting
     drafted_s: float = 0.0  # the part of `exec_s` before the target's pass; 0: unknown
+    loaded_s: float = 0.0  # the part of `exec_s` for KV that came back from the host's memory
 
 
 class Outgoing(NamedTuple):

@@ -66,6 +66,7 @@ class Facts(NamedTuple):
     cached: Floats  # of these, computed
     held: Floats  # blocks of KV
     value: Floats  # importance
+    load_s: Floats  # for what comes back from the host's memory
     tokens: Floats  # to come, of the longest output expected
     mean: Floats  # to come, of the mean output
 
@@ -77,7 +78,7 @@ class Facts(NamedTuple):
 COLUMNS = attrgetter(
     *("arrived_unix_s", "next_due_unix_s", "last_due_unix_s", "last_due_unix_s", "tightest_tbt_s"),
     *("generated_tokens", "max_tokens", "target_tokens", "computed_tokens", "kv_held_blocks"),
-    "importance",
+    *("importance", "load_s"),
 )
 
 
@@ -117,7 +118,8 @@ def _offered(offers: Sequence[Offer], lengths: OutputLengths) -> Floats:
         made, pace_s = offer.generated_tokens, offer.slo.tightest_pace_s(offer.thinking)
         tokens = (made, offer.max_tokens, offer.prompt_tokens + made)
         cached = offer.cached_tokens
-        facts.append((*due_unix_s, pace_s, *tokens, cached, 0, offer.importance, upper[n], mean[n]))
+        more = (cached, 0, offer.importance, offer.load_s, upper[n], mean[n])
+        facts.append((*due_unix_s, pace_s, *tokens, *more))
     return np.array(facts).T
 
 
@@ -163,7 +165,7 @@ def prefills_of(rows: Rows, facts: Facts, learned: Learned, block_tokens: int) -
         waits &= whole
     due = (rows, due_s, hope_s, waits)
     pace_s = np.minimum(np.minimum(facts.tbt_s, LOOSE_S), facts.asked_s)
-    seconds = prices.prefill_s(target - cached, cached)
+    seconds = prices.prefill_s(target - cached, cached) + facts.load_s
     decode_s = prices.decoding_s(target + tokens / 2)
     blocks = np.maximum(np.ceil(target / block_tokens) - facts.held, 0.0)
     return Prefills(*due, pace_s, facts.tbt_s, tokens, seconds, blocks, decode_s, facts.value)

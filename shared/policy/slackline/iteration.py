@@ -94,7 +94,7 @@ def iteration(order: Order, queue: Prefills, spare: Bools) -> Choice:
     if len(queue.rows):
         first, due_s = queue.rows[:FIRST], queue.due_s[:FIRST] - MARGIN_S
         whole = _whole(view, running, first)
-        whole_s = view.profile.batch_s(whole)
+        whole_s = view.profile.batch_s(whole) + float(view.load_s[first].sum())
         if len(standard) and order.all_kept and whole_s > least(due_s):  # some may be late
             alone = whole_prefills(view, every, running.shape, first, due_s, order.alone_s)
             if alone is not None:
@@ -182,18 +182,20 @@ def _all_fit(view: View, running: Decoding, queue: Rows, budget_s: float) -> boo
     left = view.target_tokens[queue] - view.computed_tokens[queue]
     if int(left.sum()) > BATCH_TOKENS:
         return False
-    return view.profile.batch_s(_whole(view, running, queue)) <= budget_s
+    load_s = float(view.load_s[queue].sum())
+    return view.profile.batch_s(_whole(view, running, queue)) + load_s <= budget_s
 
 
 def _until_due(view: View, running: Decoding, first: Rows, due_s: Floats, budget_s: float) -> float:
     """Seconds until the first prefill is due that the batch would complete after that."""
     if least(due_s) >= budget_s:
         return budget_s
-    shape = running.shape
-    columns = (view.target_tokens[first], view.computed_tokens[first], due_s)
-    for target, cached, until_s in zip(*(column.tolist() for column in columns), strict=True):
+    shape, loads_s = running.shape, view.load_s[first].cumsum()
+    columns = (view.target_tokens[first], view.computed_tokens[first], loads_s, due_s)
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    for target, cached, load_s, until_s in each:
         shape = shape.with_chunk(target - cached, cached)
-        ends_s = view.profile.batch_s(shape)
+        ends_s = view.profile.batch_s(shape) + load_s
         if ends_s > budget_s:
             break
         if ends_s <= until_s < budget_s:

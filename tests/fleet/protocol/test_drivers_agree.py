@@ -113,8 +113,12 @@ def make(policy: str) -> Policy:
     return registry.make(policy)
 
 
-def engine(kv_blocks: int = FACTS.kv_blocks, *, prefix_caching: bool = False) -> SimEngine:
-    facts = FACTS._replace(kv_blocks=kv_blocks)
+def engine(announce: Announce = ANNOUNCE, *, prefix_caching: bool = False) -> SimEngine:
+    facts = FACTS._replace(
+        kv_blocks=announce.kv_blocks,
+        host_kv_blocks=announce.host_kv_blocks,
+        kv_load_s=announce.kv_load_s,
+    )
     return SimEngine(facts, PROFILE, wait=None, clock=lambda: 0.0, prefix_caching=prefix_caching)
 
 
@@ -247,7 +251,7 @@ class LiveLoop:
             context_tokens=8192,
             max_slots=announce.max_slots,
         )
-        self.engine = engine(announce.kv_blocks, prefix_caching=prefixes)
+        self.engine = engine(announce, prefix_caching=prefixes)
         self.processor, self.cached = OutputProcessor(Tokenizer.builtin()), 0
         self.plans: list[Plan] = []
         self.came_s: dict[int, float] = {}

@@ -26,23 +26,28 @@ from tests.shared.core.placed_record import placed
 
 class Both:
     """A virtual worker, and a real one with its engine, that get the same holds and plans. With
-    `prefixes` prompts begin alike, the engine has a prefix cache, and less KV than plans promise.
+    `prefixes` prompts begin alike, the engine has a prefix cache, less KV than plans promise, and
+    at times memory of its host.
     """
 
     def __init__(self, rng: Random, *, prefixes: bool = False) -> None:
         self.rng, self.now_s, self.seq, self.prefixes = rng, 0.0, 0, prefixes
         kv_blocks = rng.choice([60, 120, 240]) if prefixes else 1200
-        announce = replace(ANNOUNCE, kv_blocks=kv_blocks)
+        host_kv_blocks = rng.choice([0, 20, 400]) if prefixes else 0
+        announce = replace(
+            ANNOUNCE, kv_blocks=kv_blocks, host_kv_blocks=host_kv_blocks, kv_load_s=1 / 1024
+        )
         self.virtual = VirtualWorker(announce, PROFILE.batch_s, DRAFT, Acceptance())
         self.real = made.worker_core(
             ANNOUNCE.replica, "1", kv_blocks=kv_blocks, context_tokens=8192, max_slots=64
         )
-        self.engine = engine(kv_blocks=kv_blocks, prefix_caching=prefixes)
+        self.engine = engine(announce, prefix_caching=prefixes)
         self.processor = OutputProcessor(Tokenizer.builtin())
         self.held = set[int]()
         # what the real engine did
         self.tokens = self.drafted = self.accepted = self.verifications = self.cached = 0
         self.lapsed = 0  # entries that had no room
+        self.loaded_s = 0.0
 
     def text(self, number: int, made: int) -> tuple[list[Piece], list[int], list[int]]:
         """A prompt by its pieces and by its tokens, and tokens that were made before. What is the
@@ -135,6 +140,7 @@ class Both:
             assert one.resume.measure == other.resume.measure
             assert one.resume.cached_tokens == other.resume.cached_tokens
         self.held -= {slot for slot, _ in ack.ended}
+        self.loaded_s += ack.loaded_s
         self.tokens += sum(len(did.tokens) for did in done)
         for did in done:
             self.cached += did.cached
@@ -158,6 +164,7 @@ def facts_of(ack: PlanAck) -> tuple[object, ...]:
         ack.drafted,
         ack.cached,
         ack.shared_blocks,
+        ack.loaded_s,
         ack.ended,
         ack.skipped,
         ack.preempted,
@@ -193,3 +200,4 @@ def test_the_schedules_with_prefixes_have_entries_without_room() -> None:
     for _ in range(400):
         both.step()
     assert both.cached > 1000 and both.lapsed > 20 and both.drafted > 20
+    assert both.loaded_s > 1.0

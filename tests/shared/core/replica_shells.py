@@ -33,7 +33,7 @@ from shared.core.worker.step import Finished, Load, Ran, Step, TurnDone, Work
 from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import Policy, View
-from shared.prefix import hashes_of, pack_hashes
+from shared.prefix import Changes, Where, hashes_of, pack_hashes
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -249,7 +249,8 @@ class Shells(ABC):
                 worker.entries(),
                 worker.shared_blocks,
                 worker.draft_shared_blocks,
-                pack_hashes(worker.kept),
+                pack_hashes(worker.prefixes.kept),
+                pack_hashes(worker.prefixes.moved),
             )
             self.after(self.synced, core, event)
 
@@ -316,7 +317,10 @@ class Shells(ABC):
         self, turn: Step, done: list[TurnDone], began_s: float, drafted_s: float, state: EngineState
     ) -> None:
         now_s = self.line.now_s
-        kept, dropped = self.rumour(), self.rumour()
+        changes = Changes()
+        for where in Where:
+            for each in self.rumour():
+                changes.note(each, where)
         self.stored(
             self.worker.finish(
                 Ran(
@@ -325,8 +329,7 @@ class Shells(ABC):
                     drafted_s=drafted_s,
                     shared_blocks=state.shared_blocks,
                     draft_shared_blocks=state.draft_shared_blocks,
-                    kept=kept,
-                    dropped=[each for each in dropped if each not in kept],
+                    prefixes=changes.take(),
                 ),
                 started_unix_s=began_s,
                 ended_unix_s=now_s,

@@ -252,6 +252,25 @@ def test_chunks_fill_the_time_budget_to_the_token(made: list[Row], budget_s: flo
         assert seen.profile.batch_s(shape_of(seen, with_one_more)) > budget_s
 
 
+@pytest.mark.parametrize(("load_s", "first_tokens", "planned"), [
+    (0.0, 100, {2, 3}), (0.05, 100, {2, 3}), (0.185, 100, {2}), (0.5, 1, {2}), (0.5, 100, {2})
+])  # fmt: skip
+def test_what_comes_back_from_the_host_takes_of_an_iterations_time_and_never_waits_for_ever(
+    load_s: float, first_tokens: int, planned: set[int]
+) -> None:
+    seen = view([
+        Row(slot=2, target=32 + first_tokens, computed=32, load_s=load_s),
+        Row(slot=3, target=100),
+    ])  # fmt: skip
+    budget_s = 0.2
+    choice = chunk.fill(
+        seen, chunk.decoding(seen), np.arange(2), limit_tokens=1000, budget_s=budget_s
+    )
+    assert set(entries(choice)) == planned
+    batch_s = seen.profile.batch_s(shape_of(seen, choice))
+    assert batch_s + (load_s if load_s < budget_s else 0.0) <= budget_s
+
+
 # they decline what cannot be served in time
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PROMISING])
 def test_what_fits_the_context_and_the_kv_is_accepted(name: str) -> None:

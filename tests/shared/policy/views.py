@@ -60,6 +60,7 @@ class Row:
     importance: float = 1.0
     best_effort: bool = False
     unsure: int = 0
+    load_s: float = 0.0
     offloaded: bool = False
     thinking: bool = False
     definition: Definition = Definition.DEADLINE
@@ -127,6 +128,7 @@ def view(
         prompt_tokens=ints([r.target for r in rows]),
         target_tokens=ints([r.target for r in rows]),
         computed_tokens=ints([r.computed for r in rows]),
+        load_s=floats([r.load_s for r in rows]),
         generated_tokens=ints([r.generated for r in rows]),
         unsure_tokens=ints([r.unsure for r in rows]),
         draft_tokens=ints([0 for _ in rows]),

@@ -24,7 +24,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
 from shared.policy.speculation import along, without_drafts
-from shared.prefix import CHAIN_TOKENS, chain_of, extend
+from shared.prefix import CHAIN_TOKENS, UNCHANGED, chain_of, extend
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -115,7 +115,8 @@ class SimEngine(KnowsFacts):
         self._script = script
         self._slots: dict[Slot, _Slot] = {}
         self._free_blocks = facts.kv_blocks  # less what all slots hold, shared blocks included
-        self._cache = PrefixCache(facts.kv_blocks, facts.block_tokens) if prefix_caching else None
+        blocks = facts.kv_blocks, facts.block_tokens, facts.host_kv_blocks
+        self._cache = PrefixCache(*blocks) if prefix_caching else None
         self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
         self._returned_at_s = float("-inf")
 
@@ -136,10 +137,13 @@ class SimEngine(KnowsFacts):
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
+        loaded_s = 0.0
         if self._cache is None:
             done, exec_s = self._compute(work, selection)
         else:
             done, exec_s = self._share(self._cache, work, selection)
+            loaded_s = self._facts.kv_load_s * self._cache.loaded_tokens
+            exec_s += loaded_s
         if self._wait is not None:
             in_time = (
                 handed_at_s - self._returned_at_s < ALLOWANCE_S
@@ -150,8 +154,8 @@ class SimEngine(KnowsFacts):
             if left_s > 0:
                 self._wait(left_s)
             self._returned_at_s = self._clock()
-        kept, dropped = ((), ()) if self._cache is None else self._cache.changes.take()
-        return Outcome(done, exec_s, kept=kept, dropped=dropped)
+        prefixes = UNCHANGED if self._cache is None else self._cache.changes.take()
+        return Outcome(done, exec_s, loaded_s=loaded_s, prefixes=prefixes)
 
     def _compute(
         self, work: Sequence[Work], selection: Selection | None
@@ -233,6 +237,11 @@ class SimEngine(KnowsFacts):
     def snapshot(self) -> EngineState:
         shared = 0 if self._cache is None else self._cache.shared
         return EngineState(self._free_blocks + shared, list(self._slots), shared)
+
+    def restart(self) -> None:
+        self.close()
+        if self._cache is not None:
+            self._cache.forget()
 
     def close(self) -> None:
         for slot in list(self._slots):

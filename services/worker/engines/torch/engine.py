@@ -47,8 +47,8 @@ class TorchEngine(KnowsFacts):
 
     `kv_blocks` 0: what fits on a GPU, or 2048. `draft`: a draft model's folder, with
     `draft_kv_blocks` (0: a quarter more than the target). `profile`: the announced one. `dtype`:
-    float32, bfloat16, or the device's default. It uses OMP_NUM_THREADS threads, or 1: more threads
-    than cores are far slower.
+    float32, bfloat16, or the device's default. `host_kv_tokens`: in the host's memory. It uses
+    OMP_NUM_THREADS threads, or 1: more threads than cores are far slower.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class TorchEngine(KnowsFacts):
         draft: str | Path | None = None,
         draft_kv_blocks: int = 0,
         prefix_caching: bool = True,
+        host_kv_tokens: int = 0,
     ) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -124,10 +125,15 @@ class TorchEngine(KnowsFacts):
             draft=DRAFT if draft is not None else 0.0,
             draft_kv_blocks=0 if self._draft is None else self._draft.kv_blocks,
             draft_context_tokens=0 if self._draft is None else self._draft.context_tokens,
+            host_kv_blocks=host_kv_tokens // block_tokens,
             features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
         self._prefix_caching = prefix_caching
-        self._blocks = paged.Blocks(kv_blocks, block_tokens)
+        self._host = None
+        if self._facts.host_kv_blocks:
+            self._host = self._model.host(self._facts.host_kv_blocks, block_tokens)
+            self._facts = self._facts._replace(kv_load_s=self._host.token_load_s())
+        self._blocks = paged.Blocks(kv_blocks, block_tokens, self._host)
         self._slots: dict[Slot, Running] = {}
 
     def load(self, load: Load) -> None:
@@ -163,10 +169,10 @@ class TorchEngine(KnowsFacts):
         recorded = self._recorded()
         states = [self._slots[entry.slot] for entry in work]
         cached = self._find(work, states)
-        trees: dict[int, Tree] = {}
+        drafts_s, trees = time.monotonic(), dict[int, Tree]()
         if selection is not None and self._draft is not None:
             trees = trees_to_verify(self._draft, work, states, selection, cached)
-        drafted_s = time.monotonic() - began_s if trees else 0.0
+        drafted_s = time.monotonic() - drafts_s if trees else 0.0
         drafted = list(trees)
         ids: list[int] = []
         parts: list[Part] = []
@@ -203,6 +209,10 @@ class TorchEngine(KnowsFacts):
                 rows += range(len(ids) - (1 if tree is None else new), len(ids))
             news.append(new)
         said = {}
+        loaded_s = 0.0
+        if self._host is not None:
+            self._host.flush()
+            loaded_s, self._host.loaded_s = self._host.loaded_s, 0.0
         if ids:
             logits = self._model.logits(ids, parts, rows)
             said = verify(logits, states, trees, root) if root else {}
@@ -218,14 +228,13 @@ class TorchEngine(KnowsFacts):
                 else did
                 for n, did in enumerate(done)
             ]
-        kept, dropped = self._blocks.changes.take()
         return Outcome(
             done,
             time.monotonic() - began_s,
             drafted_s=drafted_s,
+            loaded_s=loaded_s,
             unusual=self._recorded() > recorded,
-            kept=kept,
-            dropped=dropped,
+            prefixes=self._blocks.changes.take(),
         )
 
     def _recorded(self) -> int:
@@ -254,6 +263,10 @@ class TorchEngine(KnowsFacts):
             self._blocks.shared,
             0 if self._draft is None else self._draft.shared_blocks,
         )
+
+    def restart(self) -> None:
+        self.close()
+        self._blocks.forget()
 
     def close(self) -> None:
         for slot in list(self._slots):

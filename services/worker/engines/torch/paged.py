@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.prefix import Changes
+from services.worker.engines.torch.host import PIECE, HostKv
+from shared.prefix import Changes, Where
 
 _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger array
 
@@ -62,11 +63,11 @@ class Place:
 class Blocks:
     """The blocks of the pool, 0..total-1, and their owners. A block whose tokens are known by a
     hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. The block
-    that has been idle for longest is taken first. A shared block is full, so nobody writes to it
-    again.
+    that has been idle for longest is taken first; what it holds goes to the host's memory, if there
+    is one. A shared block is full, so nobody writes to it again.
     """
 
-    def __init__(self, total: int, block_tokens: int) -> None:
+    def __init__(self, total: int, block_tokens: int, host: HostKv | None = None) -> None:
         # block n at n + 1, between two that no sequence gets; idle ones are taken
         self._taken = np.zeros(total + 2, dtype=np.int8)
         self._taken[[0, -1]] = 1
@@ -77,6 +78,7 @@ class Blocks:
         self._hash_of: dict[int, bytes] = {}
         self._known: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._host = host
         self._marks: dict[bytes, int] = {}  # the hash of a prefix that ends with a known block
         self.changes = Changes()  # of these
 
@@ -91,17 +93,24 @@ class Blocks:
             return True
         if missing > self.free:
             return False
-        while self._unused < missing:
-            self._forget(self._idle.popitem(last=False)[0])
+        self._make_room(missing)
         for _ in range(missing):
-            block = place.blocks[-1] + 1 if place.blocks else self._begin(place.wanted_blocks)
-            if self._taken[block + 1]:
-                block = self._begin(place.wanted_blocks - len(place.blocks))
-            self._taken[block + 1] = 1
-            self._owners[block] = 1
-            self._unused -= 1
-            place.add(block)
+            place.add(self._next(place))
         return True
+
+    def _make_room(self, blocks: int) -> None:
+        while self._unused < blocks:
+            self._forget(self._idle.popitem(last=False)[0])
+
+    def _next(self, place: Place) -> int:
+        """An unused block, which the sequence gets; behind its last one if that is unused."""
+        block = place.blocks[-1] + 1 if place.blocks else self._begin(place.wanted_blocks)
+        if self._taken[block + 1]:
+            block = self._begin(place.wanted_blocks - len(place.blocks))
+        self._taken[block + 1] = 1
+        self._owners[block] = 1
+        self._unused -= 1
+        return block
 
     def shrink(self, place: Place, tokens: int) -> None:
         """Takes away the blocks of `place` that `tokens` positions do not need."""
@@ -115,27 +124,44 @@ class Blocks:
 
     # ------------------------------------------------------------ shared blocks
 
-    def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks that hold these hashes, from the first on until one is missing."""
-        found = []
-        for each in hashes:
+    def find(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of these hashes that are known, from the first on until one is not."""
+        host = self._host or ()
+        for found, each in enumerate(hashes):
+            if each not in self._known and each not in host:
+                return hashes[:found]
+        return hashes
+
+    def claims(self, found: Sequence[bytes]) -> int:
+        """The free blocks that these take if they are shared: idle ones, and those for what comes
+        back from the host's memory.
+        """
+        return sum(each not in self._known or self._known[each] in self._idle for each in found)
+
+    def share(self, place: Place, found: Sequence[bytes]) -> None:
+        """`place`, which has no blocks, begins with these, which `find` found."""
+        for each in found:
+            block = self._known.get(each)
+            if block is not None:
+                self._idle.pop(block, None)
+                self._owners[block] += 1
+                self.shared += bool(self._owners[block] > 1)
+        for first in range(0, len(found), PIECE):
+            self._append(place, found[first : first + PIECE])
+
+    def _append(self, place: Place, found: Sequence[bytes]) -> None:
+        """`place` goes on with these; those of the host come to the GPU."""
+        away = [each for each in found if each not in self._known]
+        rows = self._host.take(away) if self._host is not None else []
+        self._make_room(len(away))
+        for each in found:
             block = self._known.get(each)
             if block is None:
-                break
-            found.append(block)
-        return found
-
-    def idle(self, blocks: Sequence[int]) -> int:
-        """The number of these blocks that nobody owns."""
-        return sum(block in self._idle for block in blocks)
-
-    def share(self, place: Place, blocks: Sequence[int]) -> None:
-        """`place`, which has no blocks, begins with these, which `find` found."""
-        for block in blocks:
-            self._idle.pop(block, None)
-            self._owners[block] += 1
-            self.shared += bool(self._owners[block] > 1)
+                block = self._next(place)
+                self._keep(each, block)
             place.add(block)
+        if self._host is not None and away:
+            self._host.load(rows, [self._known[each] for each in away])
 
     def name(self, place: Place, number: int, digest: bytes, mark: int | None = None) -> None:
         """Block `number` is full; tokens to its end have this hash, which keeps its first block.
@@ -143,11 +169,30 @@ class Blocks:
         """
         block = place.blocks[number]
         if digest not in self._known and block not in self._hash_of:
-            self._known[digest] = block
-            self._hash_of[block] = digest
+            if self._host is not None and digest in self._host:
+                self._host.drop(digest)  # there was no room to bring it back
             if mark is not None:
                 self._marks[digest] = mark
-                self.changes.note(mark, True)
+            self._keep(digest, block)
+
+    def _keep(self, digest: bytes, block: int) -> None:
+        self._known[digest] = block
+        self._hash_of[block] = digest
+        self._note(digest, Where.GPU)
+
+    def forget(self) -> None:
+        """Nothing is known any more, as nobody owns a block, and nothing is told of it."""
+        for known in (self._known, self._hash_of, self._marks, self._idle):
+            known.clear()
+        if self._host is not None:
+            self._host.forget()
+        self._taken[1:-1] = 0
+        self._unused = len(self._owners)
+        self.changes.take()
+
+    def _note(self, digest: bytes, where: Where) -> None:
+        if digest in self._marks:
+            self.changes.note(self._marks[digest], where)
 
     def check(self, places: Iterable[Place]) -> None:
         """Raises AssertionError unless these places own all that is owned."""
@@ -162,6 +207,9 @@ class Blocks:
         assert set(idle.tolist()) == set(self._idle), "a block without an owner is not idle"
         assert self._known == {digest: block for block, digest in self._hash_of.items()}
         assert set(self._idle) <= set(self._hash_of)
+        if self._host is not None:
+            self._host.check()
+            assert not any(digest in self._host for digest in self._known), "in two places"
 
     def _leave(self, block: int) -> None:
         self._owners[block] -= 1
@@ -176,9 +224,14 @@ class Blocks:
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block)
+        gone: bytes | None = digest
         del self._known[digest]
-        if digest in self._marks:
-            self.changes.note(self._marks.pop(digest), False)
+        if self._host is not None:
+            gone = self._host.put(digest, block)
+            self._note(digest, Where.HOST)
+        if gone is not None:
+            self._note(gone, Where.NOWHERE)
+            self._marks.pop(gone, None)
         self._taken[block + 1] = 0
         self._unused += 1
 
@@ -203,6 +256,11 @@ class Pool:
     @property
     def used(self) -> bool:
         return bool(self._layers)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The keys and the values of each layer."""
+        return [pool for pools in self._layers.values() for pool in pools]
 
     @property
     def even(self) -> bool:

@@ -16,6 +16,7 @@ from services.worker.engines.torch.attention.attention import Batch, Part, Piece
 from services.worker.engines.torch.attention.gathered import GatheredBatch
 from services.worker.engines.torch.attention.in_place import InPlaceBatch, sparse_works
 from services.worker.engines.torch.attention.packed import Kernel, flash
+from services.worker.engines.torch.host import HostKv
 from services.worker.engines.torch.paged import Blocks, Place, Pool
 from services.worker.engines.torch.recorded_passes import MOST_TOKENS, RecordedPasses
 from shared.errors import ConfigError
@@ -84,6 +85,10 @@ class PagedModel:
         """Waits until all is computed: callers of a GPU notice only as they read a result."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def host(self, blocks: int, block_tokens: int) -> HostKv:
+        """Room for blocks of its KV in the host's memory. Raises ConfigError without."""
+        return HostKv(blocks, block_tokens, self._pool.tensors)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""

@@ -27,10 +27,10 @@ class Prefix:
 
     def begin(self, blocks: Blocks, place: Place, tokens: Sequence[int], spare: int) -> int:
         """Lets an empty `place` begin with known blocks. Returns how many positions they hold; 0
-        where more than `spare` of them are idle. At least one token is left to compute.
+        where that takes more than `spare` free blocks. At least one token is left to compute.
         """
         found = blocks.find(self._of(tokens, len(tokens) - 1))
-        if blocks.idle(found) > spare:
+        if blocks.claims(found) > spare:
             return 0
         blocks.share(place, found)
         self._named = len(found)

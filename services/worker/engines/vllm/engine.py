@@ -131,8 +131,8 @@ class VllmEngine(KnowsFacts):
         model_s = scheduler.ended_model_s - scheduler.began_model_s if executed else 0.0
         exec_s = time.monotonic() - began_s
         outside_s = exec_s - drafted_s - model_s
-        kept, dropped = self._kept.changes()
-        return Outcome(done, exec_s, outside_s, drafted_s, kept=kept, dropped=dropped)
+        prefixes = self._kept.changes()
+        return Outcome(done, exec_s, outside_s, drafted_s, prefixes=prefixes)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
@@ -147,6 +147,12 @@ class VllmEngine(KnowsFacts):
 
     def snapshot(self) -> EngineState:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))
+
+    def restart(self) -> None:
+        for slot in list(self._slots):
+            self.release(slot)
+        self._scheduler.reset_prefix_cache()
+        self._kept.changes()  # they are told to nobody
 
     def close(self) -> None:
         """Prepares the end: vLLM's exit collects millions of objects twice, for ten seconds."""

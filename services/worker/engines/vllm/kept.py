@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from shared.prefix import CHAIN_TOKENS, PLACES, Chain, Changes
+from shared.prefix import CHAIN_TOKENS, PLACES, Chain, Changed, Changes, Where
 
 
 class KeptInVllm:
@@ -49,8 +49,8 @@ class KeptInVllm:
         self._events += events
         return events
 
-    def changes(self) -> tuple[list[int], list[int]]:
-        """The hashes of prefixes that are kept and no longer kept since the last call."""
+    def changes(self) -> Changed:
+        """Where the prefixes are that have come and gone since the last call."""
         self._note()
         events, self._events = self._events, []
         changes = Changes()
@@ -59,7 +59,7 @@ class KeptInVllm:
             for name in getattr(event, "block_hashes", list(self._kept)):  # without: all are gone
                 if stored and name in self._asked:
                     self._kept[name] = self._asked[name][0]
-                    changes.note(self._kept[name], True)
+                    changes.note(self._kept[name], Where.GPU)
                 elif not stored and name in self._kept:
-                    changes.note(self._kept.pop(name), False)
+                    changes.note(self._kept.pop(name), Where.NOWHERE)
         return changes.take()

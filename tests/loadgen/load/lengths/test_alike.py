@@ -21,8 +21,10 @@ def plan(name: str, requests: int = 60, gap_s: float = 1.0) -> list[PlannedReque
     return plan_requests([n * gap_s for n in range(requests)], lengths, DEFAULT, 1)
 
 
-def served(requests: list[PlannedRequest], kv_blocks: int = 0) -> SimulationResult:
-    facts = ReplicaFacts(kv_blocks=kv_blocks, context_tokens=32_768)
+def served(
+    requests: list[PlannedRequest], kv_blocks: int = 0, host_kv_tokens: int = 0
+) -> SimulationResult:
+    facts = ReplicaFacts(kv_blocks=kv_blocks, context_tokens=32_768, host_kv_tokens=host_kv_tokens)
     deployment = Deployment("fcfs", "h100-llama3-8b", facts=facts, draft=0.0)
     return simulate(Traffic(requests, DEFAULT), deployment, RunOptions(check_every=500))
 
@@ -52,6 +54,8 @@ def test_most_of_an_agents_prompts_is_found_again_and_less_where_kv_is_short() -
     roomy, short = served(requests), served(requests, kv_blocks=2100)
     assert cached_fraction(roomy) > 0.8
     assert cached_fraction(roomy) > cached_fraction(short) + 0.05
+    with_host = served(requests, kv_blocks=2100, host_kv_tokens=1_000_000)
+    assert cached_fraction(with_host) > cached_fraction(roomy) - 0.01
 
 
 def test_some_documents_are_asked_for_far_more_often_than_others() -> None:

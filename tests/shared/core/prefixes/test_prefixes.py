@@ -50,10 +50,32 @@ def test_a_prompt_is_found_as_far_as_all_of_its_beginnings_are_kept() -> None:
     prefix = prefix_of(chain_of(TEXT))
     kept.change(prefix, b"")
     assert kept.offered([asked])[0].cached_tokens == 20 * CHAIN_TOKENS
-    assert kept.found([(3, asked.prefix)]) == [20 * CHAIN_TOKENS]
+    assert kept.found([(3, asked.prefix)]) == [(20 * CHAIN_TOKENS, 0.0)]
     kept.change(b"", prefix[8 * 19 :])  # an engine drops the end first
-    assert kept.found([(3, asked.prefix)]) == [19 * CHAIN_TOKENS]
+    assert kept.found([(3, asked.prefix)]) == [(19 * CHAIN_TOKENS, 0.0)]
     assert KeptPrefixes(16, prefix).offered([asked])[0].cached_tokens == 20 * CHAIN_TOKENS
+
+
+def test_what_lies_in_the_hosts_memory_is_found_and_takes_time_to_come_back() -> None:
+    asked = offer(TEXT[: 20 * CHAIN_TOKENS + 1])
+    kept = KeptPrefixes(16, asked.prefix[: 8 * 8], asked.prefix[8 * 8 :], kv_load_s=1 / 1024)
+    wanted = 20 * CHAIN_TOKENS, 12 * CHAIN_TOKENS / 1024
+    assert kept.found([(3, asked.prefix)]) == [wanted]
+    seen = kept.offered([asked])[0]
+    assert (seen.cached_tokens, seen.load_s) == wanted
+    kept.change(asked.prefix[8 * 8 : 8 * 10], b"", asked.prefix[:8])
+    assert kept.found([(3, asked.prefix)]) == [(20 * CHAIN_TOKENS, 11 * CHAIN_TOKENS / 1024)]
+    kept.change(b"", asked.prefix[8 * 10 :])
+    assert kept.found([(3, asked.prefix)]) == [(10 * CHAIN_TOKENS, CHAIN_TOKENS / 1024)]
+
+
+def test_of_a_long_prompt_a_hash_stands_for_all_blocks_since_the_one_before() -> None:
+    tokens = CHAIN_TOKENS * PLACES[70]
+    asked = offer(list(range(tokens + 1)))
+    kept = KeptPrefixes(16, asked.prefix[:-8], asked.prefix[-8:], kv_load_s=1 / 1024)
+    apart = CHAIN_TOKENS * (PLACES[70] - PLACES[69])
+    assert apart == 2 * CHAIN_TOKENS
+    assert kept.found([(3, asked.prefix)]) == [(tokens, apart / 1024)]
 
 
 def test_the_last_token_is_always_computed() -> None:

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from shared.columns import pack
+from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.replica.events import DraftedIteration, Leapt
+from shared.core.replica.learning import Lead, Learning
 from shared.core.replica.prediction import Entries, Prediction
-from shared.core.replica.reconciliation import Reconciliation
+from shared.core.replica.reconciliation import Landing, Reconciliation
 from shared.core.replica.request_table import RequestTable
 from shared.core.replica.table_rows import COLUMNS
 from shared.perf.draft import Draft
 from shared.perf.draft_correction import DraftCorrection
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
+from shared.policy import registry
 from shared.policy.seam import Choice, Speculation
+from shared.prefix import CHAIN_TOKENS, chain_of, prefix_of
 from shared.schemas import Offer
 from shared.vocabulary import Slo
 from tests import made
@@ -182,3 +186,26 @@ def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_ha
     assert drafting([2, 0, 1], 0) == [0, 1]
     table.remove(0)
     assert drafting([1, 2], 0) == [1, 2]
+
+
+def test_a_plan_lasts_longer_by_what_comes_back_from_the_host_and_the_engine_is_no_slower() -> None:
+    text = list(range(200))
+    prefix = prefix_of(chain_of(text))
+    asked = made.offer(prompt_tokens=200, prefix=prefix)
+    table = RequestTable(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+    table.add(SLOT, asked)
+    ahead = Prediction(table, DraftCorrection(None))
+    table.expect(KeptPrefixes(1, prefix[:8], prefix[8:], kv_load_s=1 / 1024))
+    slots = np.array([SLOT], dtype=np.int32)
+    for seq, load_s in enumerate((2 * CHAIN_TOKENS / 1024, 0.0)):
+        caps = np.array([4], dtype=np.int32)
+        entries = ahead.entries(Choice(slots=slots, caps=caps))
+        flight = ahead.launch(seq, entries, NOW, HalfASecond())
+        assert (flight.load_s, flight.predicted_s) == (load_s, 0.5 + load_s)
+        assert table.load_s[0] == 0.0
+    first = ahead.flights[0]
+    policy = registry.make("fcfs")
+    learned = Learning(policy, HalfASecond(), None, Lead(0.0, 0.0))
+    ack = made.ack(exec_s=first.predicted_s, loaded_s=first.load_s)
+    learned.ran(ack, first, Landing(first.shape, None, 0), (), NOW)
+    assert learned.profile.residual == 0.0

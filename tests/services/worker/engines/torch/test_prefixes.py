@@ -26,9 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"), "Llama")
 
 
-def engine_of(model: Path, kv_blocks: int = 40, draft: Path | None = None) -> TorchEngine:
+def engine_of(model: Path, kv_blocks: int = 40, **more: Any) -> TorchEngine:
     return TorchEngine(
-        model, profile="toy", device="cpu", kv_blocks=kv_blocks, block_tokens=4, draft=draft
+        model, profile="toy", device="cpu", kv_blocks=kv_blocks, block_tokens=4, **more
     )
 
 
@@ -98,6 +98,47 @@ def test_the_prefix_used_longest_ago_gives_way(model: Path) -> None:
     assert ask(engine, 0, prompts[0]).cached == 32, "it was left last"
     engine.release(Slot(0))
     assert 0 < ask(engine, 1, prompts[1]).cached < 32, "its end went first"
+    engine.check()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma"])
+def test_what_comes_back_from_the_host_is_what_was_computed(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = tiny_model(tmp_path_factory.mktemp("model"), family)
+    prompts = [[(n + 5 * k) % 256 for k in range(33)] for n in range(4)]  # nine blocks each
+
+    def turns(host_kv_tokens: int) -> tuple[list[Sequence[int]], int, float]:
+        """Each prompt twice, in turn, on a GPU that has room for two."""
+        engine = engine_of(model, 20, host_kv_tokens=host_kv_tokens)
+        said, cached, loaded_s = list[Sequence[int]](), 0, 0.0
+        for prompt in prompts * 2:
+            engine.load(Load(Slot(0), prompt, 0, Sampling(temperature=0.0), 1))
+            outcome = engine.execute([Work(Slot(0), len(prompt), True)], None)
+            said.append([*outcome.done[0].tokens, *go_on(engine, 0, 4)])
+            cached += outcome.done[0].cached
+            loaded_s += outcome.loaded_s
+            engine.release(Slot(0))
+            engine.check()
+        return said, cached, loaded_s
+
+    without, with_host = turns(0), turns(200)
+    assert with_host[0] == without[0]
+    assert (without[1:], with_host[1]) == ((0, 0.0), 4 * 32)
+    assert with_host[2] > 0.0
+
+
+@pytest.mark.parametrize("host_kv_tokens", [0, 200])
+def test_an_engine_that_restarts_has_forgotten_all_prefixes(
+    model: Path, host_kv_tokens: int
+) -> None:
+    engine = engine_of(model, 20, host_kv_tokens=host_kv_tokens)
+    for slot, first in enumerate((0, 100, 200)):
+        ask(engine, slot, [(first + n) % 256 for n in range(33)][: 33 if slot < 2 else 8])
+    engine.restart()
+    engine.check()
+    assert engine.snapshot() == (20, [], 0, 0)
+    assert ask(engine, 0, list(range(33))).cached == 0
     engine.check()
 
 

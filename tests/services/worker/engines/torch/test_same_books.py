@@ -35,14 +35,22 @@ def prompt(rng: Random, number: int) -> list[int]:
     return begin + Random(f"own {number}").choices(range(256), k=rng.randint(1, 90))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_both_find_the_same_and_evict_the_same(model: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "host_blocks"), [(0, 0), (1, 0), (2, 3), (3, 8), (4, 40)])
+def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_blocks: int) -> None:
     rng = Random(seed)
     real = TorchEngine(
-        model, profile="toy", device="cpu", kv_blocks=KV_BLOCKS, block_tokens=CHAIN_TOKENS
+        model,
+        profile="toy",
+        device="cpu",
+        kv_blocks=KV_BLOCKS,
+        block_tokens=CHAIN_TOKENS,
+        host_kv_tokens=host_blocks * CHAIN_TOKENS,
     )
+    assert (real.facts.kv_load_s > 0) == (host_blocks > 0)
     facts = made.engine_facts(
         kv_blocks=KV_BLOCKS,
+        host_kv_blocks=host_blocks,
+        kv_load_s=1.0,
         block_tokens=CHAIN_TOKENS,
         context_tokens=CONTEXT_TOKENS,
         vocabulary=real.facts.vocabulary,
@@ -51,7 +59,7 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int) -> None:
     sim = SimEngine(facts, profile, wait=None, clock=lambda: 0.0, prefix_caching=True)
     left: dict[int, int] = {}  # by slot, the tokens to compute before the next
     known: dict[int, int] = {}
-    cached = lapsed = evicted = 0
+    cached = lapsed = evicted = loads = 0
     for step in range(120):
         for slot in range(SLOTS):
             if slot not in left and rng.random() < 0.4:
@@ -73,8 +81,11 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int) -> None:
             if known[slot] < CONTEXT_TOKENS:
                 tokens = min(left[slot], rng.choice([16, 64, 200, 500]))
                 work.append(Work(Slot(slot), tokens, tokens >= left[slot]))
-        did, same = (engine.execute(work, None).done if work else [] for engine in (real, sim))
-        for entry, one, other in zip(work, did, same, strict=True):
+        if not work:
+            continue
+        did, same = (engine.execute(work, None) for engine in (real, sim))
+        loads += did.loaded_s > 0
+        for entry, one, other in zip(work, did.done, same.done, strict=True):
             assert (one.computed, one.cached, len(one.tokens)) == (
                 other.computed,
                 other.cached,
@@ -90,3 +101,4 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int) -> None:
         real.check()
         sim.check()
     assert cached > 1000 and lapsed > 5 and evicted > 5
+    assert (loads > 0) == (host_blocks > 0)
