@@ -196,7 +196,7 @@ def roster(replica: ReplicaId) -> str:
 
 
 def prefixes(replica: ReplicaId) -> str:
-    """Admission -> planner that leases the replica: which prefixes does it keep?"""
+    """Admission, relegation -> planner that leases the replica: which prefixes does it keep?"""
     return f"{ROOT}.replica.{replica}.prefixes"
 
 
