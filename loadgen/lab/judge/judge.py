@@ -26,6 +26,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf.shape import BatchShape
 from shared.prefix import CHAIN_TOKENS
+from shared.routing.routings import RouterName
 from shared.rules.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
@@ -33,7 +34,8 @@ PYTHON = Path(".venv-judge/bin/python")
 PROFILE = "a100-llama3-8b"  # what planners think of the engine; the policy `vllm` does not ask
 CONTEXT_TOKENS = 131_072
 LIMITS = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
-ALL = TierSet(name="all", default="all", tiers={"all": Tier(slo=Slo(ttlt_s=1e6))})
+# Our router weighs times against the time to the first token. Nothing else here looks at an SLO.
+ALL = TierSet(name="all", default="all", tiers={"all": Tier(slo=Slo(ttft_s=1.0))})
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -71,18 +73,19 @@ def polynomial_s(kv_tokens: int) -> BatchTime:
     return batch_s
 
 
-def ours(trace: Trace, load: Load) -> Found:
+def ours(trace: Trace, load: Load, router: RouterName = "round_robin", lag_s: float = 0.0) -> Found:
     arrivals = [(row.arrival_s or 0.0) / load.times for row in trace.rows]
     deployment = Deployment(
         "vllm",
         PROFILE,
         load.replicas,
-        {"router": "round_robin", **{name: str(value) for name, value in LIMITS.items()}},
+        {"router": router, **{name: str(value) for name, value in LIMITS.items()}},
         facts=ReplicaFacts(
             kv_blocks=load.kv_tokens // ReplicaFacts().block_tokens, context_tokens=CONTEXT_TOKENS
         ),
         draft=0.0,
         engine=EngineFacts(PROFILE, 0.0, batch_s=polynomial_s(load.kv_tokens)),
+        prefixes_late_s=lag_s,
     )
     requests = plan_requests(arrivals, Rows(trace, in_order=True), ALL, seed=1)
     verdicts = [v for v in simulate(Traffic(requests, ALL), deployment).verdicts if v is not None]

@@ -1,5 +1,5 @@
-"""Draws what routers keep and find over the number of replicas: a column of panels for each load, a
-colour for each router, a dash for each policy.
+"""Draws what routers keep and find over the number of replicas: a column of panels for each load,
+which share the axis of their row, a colour for each router, a dash for each policy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +44,8 @@ def over_replicas(rows: Sequence[Row], title: str, panels: Panels) -> Figure:
     for n, (name, value) in enumerate(panels.items()):
         for m, load in enumerate(loads):
             axes = every[n * len(loads) + m]
+            if m:
+                axes.sharey(every[n * len(loads)])
             for i, router in enumerate(routers):
                 for k, policy in enumerate(policies):
                     of = [

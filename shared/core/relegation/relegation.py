@@ -90,9 +90,9 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-# Requests per digest that are looked at although their SLO is not attainable there, and that are
-# looked up among the prefixes kept there (5 us each).
-LOOKS = 256
+# Requests per digest that are looked at although their SLO is not attainable there, and requests
+# that are looked up among the prefixes kept there for each that is handed out (5 us each).
+LOOKS, LOOKED_UP = 256, 16
 # A replica without any standard request is handed prompts for so many seconds at once.
 ALONE_S = 0.1
 ALONE_MOST = 64  # requests that it is handed so
@@ -331,7 +331,7 @@ class RelegationCore:
         most = min(max(self._set.per_digest, alone.requests), digest.free_slots)
         handed = handed_tokens = 0
         looks, too_late_here = LOOKS, []
-        nearest = Nearest(partial(self._found, replica, now_unix_s), LOOKS, now_unix_s)
+        nearest = Nearest(partial(self._found, replica, now_unix_s), LOOKED_UP * most, now_unix_s)
         while (
             handed < most
             and (handed < self._set.per_digest or handed_tokens < alone.tokens)

@@ -100,7 +100,7 @@ CROWDED = {"waiting": 10, "running": 12, "backlog_s": 0.9, "cached_tokens": 3000
 @pytest.mark.parametrize(
     ("hot", "ttft_s", "first"),
     [(HOT, 4.0, "hot"), (CROWDED, 4.0, "cold"), ({**HOT, "backlog_s": 1.0}, 0.5, "cold")],
-    ids=["as on the page", "a crowd", "it would be late"],
+    ids=["few are there", "a crowd", "it would be late"],
 )
 def test_a_prompt_goes_where_it_was_computed_while_that_takes_less_time_from_all(
     hot: dict[str, float], ttft_s: float, first: str
