@@ -78,8 +78,8 @@ def pools(subgroup: str) -> Sequence[str]:
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings. `elastic` and `value` are the ablations of the paper's Figure 11, `overload` is
-    its section 8.6, `subgroup` its Figure 13.
+    """The settings. `elastic` and `value` are the ablations of the paper's Figure 11, `tickets` is
+    that of its section 6.1, `overload` its section 8.6, `subgroup` its Figure 13.
     """
 
     value: ValueName = "edf"
@@ -89,6 +89,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # the threshold: batches that run at HP before an offloaded request
     worst_batches: Annotated[float, Meta(ge=0)] = 1.0
     elastic: bool = True
+    tickets: bool = True  # False: HP takes offloaded requests alone
     reserve: Annotated[float, Meta(ge=0, le=1)] = RESERVE
     overload: Literal["relegate", "drop"] = "relegate"
     router: RouterName = "round_robin"  # section 4: within each pool in turn
@@ -122,7 +123,7 @@ class Ascendra:
             return answers
         urgent = [offer.left == "offloaded" for offer in offers]
         waits = (~view.in_decode & view.standard).any()
-        ticket = not view.promised and not waits and not any(urgent)
+        ticket = self._set.tickets and not (view.promised or waits or any(urgent))
         for n, (answer, offloaded) in enumerate(zip(answers, urgent, strict=True)):
             if answer.accepted and not offloaded:
                 if not ticket:

@@ -76,6 +76,8 @@ def test_at_low_load_nobody_is_offloaded_and_the_ticket_keeps_hp_busy() -> None:
     assert result.offloaded == 0
     assert result.relegated == 0
     assert sum(v is not None and v.replica == "r02" for v in result.verdicts) > len(requests) / 2
+    without = run(requests, settings={"tickets": "false"})
+    assert not any(v is not None and v.replica == "r02" for v in without.verdicts)
 
 
 @pytest.mark.parametrize(
