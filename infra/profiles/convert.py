@@ -4,7 +4,7 @@
 
 SOURCE holds <gpu>_<model>-tp<n>.json files, with several forms each, and the predictor that
 QoServe's authors published. Only figures are taken from them; the words are ours.
-profiles/cpu-tiny.json is written by hand and not touched.
+cpu-tiny.json is written by hand, and kernel_tables.py makes those of newer GPUs.
 """
 
 import json
@@ -24,36 +24,26 @@ AGAINST = (
 )
 GEMM = {
     "a100-llama3-8b": "Matrix products and norms as measured on an A100 by Vidur",
-    "h100-llama3-8b": "Matrix products as measured on an H100 by LLMServingSim "
-    "(up to 2,048 tokens, linear beyond), norms from Vidur",
     "a100-llama2-7b": "Matrix products and norms as measured on an A100 by Vidur",
     "h100-llama2-7b": "Matrix products and norms as measured on an H100 by Vidur",
     "a100-llama3-70b-tp4": "Matrix products and all-reduce (lower envelope) "
     "as measured on A100s by Vidur",
-    "h100-llama3-70b-tp4": "Matrix products (of the Llama-2 model of the same layer shape) "
-    "and all-reduce as measured on H100s by Vidur",
 }
 ATTENTION = {
     "a100-llama3-8b": "attention from a kernel model fitted to 248 published values, "
     "about 2 % off for prefill chunks and 4 % for decodes.",
-    "h100-llama3-8b": "prefill attention measured without context; its context term and all decode "
-    "attention are assumed from bandwidth and peak rates: "
-    "take decode-heavy and long-context figures as within 20 %.",
     "a100-llama2-7b": "decode attention fitted to 33 published values, about 7 % off; "
     "prefill attention as for Llama-3-8B.",
-    "h100-llama2-7b": "attention as for Llama-3-8B on the H100, decodes by analysis: within 20 %.",
+    "h100-llama2-7b": "prefill attention measured without context; context and decodes by "
+    "analysis: within 20 %.",
     "a100-llama3-70b-tp4": "attention scaled by heads from the 8B model, not measured.",
-    "h100-llama3-70b-tp4": "prefill attention measured without context; "
-    "context and decodes by analysis: within 20 %.",
 }
 MODELS = {"llama3-8b": "Llama-3-8B", "llama2-7b": "Llama-2-7B", "llama3-70b": "Llama-3-70B"}
 FILES = {
     "a100-llama3-8b": "a100_llama3-8b-tp1.json",
-    "h100-llama3-8b": "h100_llama3-8b-tp1.json",
     "a100-llama2-7b": "a100_llama2-7b-tp1.json",
     "h100-llama2-7b": "h100_llama2-7b-tp1.json",
     "a100-llama3-70b-tp4": "a100_llama3-70b-tp4.json",
-    "h100-llama3-70b-tp4": "h100_llama3-70b-tp4.json",
 }
 QOSERVE = "a100_llama3-8b-tp1_qoserve_artifact.json"
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from loadgen.bench.figure import Figure
 from loadgen.bench.machine import cpu_s
-from loadgen.bench.stand_in import KV_BLOCKS, announcement
+from loadgen.bench.stand_in import KV_BLOCKS, announcement, offer
 from loadgen.bench.stand_in_replicas import ITERATION_S, StandInReplicas
 from loadgen.fleet.child import Child, Say
 from loadgen.fleet.fleet import Fleet, FleetSpec
@@ -33,8 +33,11 @@ from shared import subjects
 from shared.bus.nats import NatsBus, connect
 from shared.client.client import Client
 from shared.clock import Clock
+from shared.core.admission.admission import AdmissionCore, Heard, Told
+from shared.prefix import chain_of, prefix_of
 from shared.process.chores import Chores
-from shared.schemas import Body, Digest, GenerateRequest, Record, Sampling
+from shared.routing.routings import named
+from shared.schemas import Body, Digest, GenerateRequest, Prefixes, Record, Sampling
 from shared.store.records import Records
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
@@ -44,6 +47,7 @@ HEARTBEAT_S, DIGEST_S = 0.5, 0.1
 SWEEP_S = 2.0  # shorter than usual, so that several fall into the time of a measurement
 READY = {"admission": '"door.open"', "gateway": '"service.ready"'}
 PROFILE, TOKENS = "a100-llama3-8b", 100
+PROMPT, PLACEMENTS = 4096, 50
 WORDS = {
     "in_msgs": "messages to NATS",
     "in_bytes": "bytes to NATS",
@@ -90,6 +94,8 @@ async def measure(effort: Effort, seed: int, say: Say) -> list[Figure]:
         figures += await _planned(planners, replicas, effort, Random(seed), say)
     for service, replicas in effort.heard:
         figures += await _heard(service, replicas, effort, say)
+        if service == "admission":
+            figures += _placed(replicas, Random(seed))
     figures += await _listed(effort.records, say)
     for admissions in effort.sweepers:
         figures += await _swept(admissions, effort, say)
@@ -168,6 +174,29 @@ async def _heard(service: str, replicas: int, effort: Effort, say: Say) -> list[
         Figure(part, "CPU for each", used_s / messages if messages else None, "us"),
         Figure(part, "CPU without requests", used_s / effort.measure_s, "%", note="of a core"),
     ]
+
+
+def _placed(replicas: int, rng: Random) -> list[Figure]:
+    """The CPU of an admission's core for the first place of a request of PROMPT tokens: nobody, and
+    each replica, has its prefix.
+    """
+    core, now_unix_s = AdmissionCore(named("in_time"), rng), 1.0
+    chain = chain_of(range(PROMPT))
+    offered = offer(0, Slo(ttft_s=1.0), PROMPT, now_unix_s)
+    told = Prefixes(seq=1, kept=prefix_of(chain))
+    for n in range(replicas):
+        digest = replace(_digest(ReplicaId(f"r{n}"), now_unix_s), prefix_seq=1)
+        core.handle(Heard(digest), now_unix_s=now_unix_s)
+        core.handle(Told(digest.replica, told), now_unix_s=now_unix_s)
+    figures = []
+    for what, one in (("nothing", offered), ("all", replace(offered, prefix=told.kept))):
+        began_s = time.process_time()
+        for _ in range(PLACEMENTS):
+            core.pick(one, now_unix_s=now_unix_s)
+        used_s = time.process_time() - began_s
+        part = f"a placement among {replicas} replicas, of which each keeps {what}"
+        figures.append(Figure(part, "CPU for each replica", used_s / PLACEMENTS / replicas, "us"))
+    return figures
 
 
 async def _listed(records: int, say: Say) -> list[Figure]:

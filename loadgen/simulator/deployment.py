@@ -87,6 +87,7 @@ class Deployment:
         this order, and each draft costs what the profile states, unless `draft` is 0.
     scaling: replicas come and go; `replicas` serve from the start.
     router: makes the router, in place of the policy's own.
+    prefixes_late_s: how old the prefixes are that routers hear of.
     """
 
     policy: str
@@ -104,6 +105,7 @@ class Deployment:
     outages: Sequence[Outage] = ()
     scaling: Scaling | None = None
     router: Callable[[], Router] | None = None
+    prefixes_late_s: float = 0.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()

@@ -84,6 +84,7 @@ class SimulationResult:
     mispredicted_entries: int
     offloaded: int  # times a request was given to another replica, to be served sooner there
     busy_s: float  # engine seconds, all replicas
+    busiest_s: float  # of these, of the replica that has most
     idle_s: float  # engines waited for a plan while they held work
     drafted: int  # draft tokens verified
     accepted: int  # of these
@@ -213,6 +214,7 @@ class Simulation:
             admission_settings=deployment.admission,
             relegation_settings=deployment.relegation,
             keep_times=self._options.keep_times,
+            prefixes_late_s=deployment.prefixes_late_s,
         )
 
         def made(i: int, incarnation: int = 1) -> VirtualReplica:
@@ -416,6 +418,7 @@ class Simulation:
             replica_s=len(self._alive) * seconds if scaler is None else scaler.replica_s,
             counts=() if scaler is None else scaler.counts,
             busy_s=sum(c.exec_s for c in workers),
+            busiest_s=max(c.exec_s for c in workers),
             idle_s=sum(c.idle_s for c in workers),
             drafted=sum(c.drafted for c in workers),
             accepted=sum(c.accepted for c in workers),

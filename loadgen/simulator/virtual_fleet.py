@@ -17,6 +17,7 @@ from typing import Any, assert_never
 
 from msgspec import structs
 
+from loadgen.simulator.late_prefixes import LatePrefixes
 from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
@@ -67,11 +68,13 @@ class VirtualFleet:
         admission_settings: AdmissionSettings | None = None,
         relegation_settings: RelegationSettings | None = None,
         keep_times: bool = False,
+        prefixes_late_s: float = 0.0,
     ) -> None:
         self._timeline, self._latency, self._latency_rng = timeline, latency, latency_rng
         self._on_end, self._keep_times = on_end, keep_times
         self._on_demand = latency.digest.median_s == 0.0  # digests are read when they are needed
         self._refreshing = False  # a request waits, so the next refresh is on the timeline
+        self._late = LatePrefixes(prefixes_late_s) if prefixes_late_s else None
         self._digest_at_s: dict[str, float] = {}  # of each replica's last digest
         self._admission = AdmissionCore(router, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
@@ -384,10 +387,14 @@ class VirtualFleet:
 
     def _receive_digest(self, digest: Digest) -> None:
         self._digest_at_s[digest.replica] = digest.at_unix_s
+        if self._late is not None:
+            digest = self._late.of(digest)
         self._admit(admission.Heard(digest))
         for replica in self._admission.lacking:
             self._admit(admission.Told(replica, self._replicas[replica].core.kept.all()))
         self._pool(relegation.Heard(digest))
+        for replica in self._relegation.lacking:
+            self._pool(relegation.Told(replica, self._replicas[replica].core.kept.all()))
 
     def check(self) -> None:
         """Raises AssertionError unless every core's books balance."""

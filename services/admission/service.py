@@ -27,8 +27,9 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.admission.admission import AdmissionCore, AdmissionSettings, Heard, Pooled, Told
 from shared.core.scaling.tally import ArrivalTally
-from shared.errors import BusError, PeerError
+from shared.errors import BusError
 from shared.placing.ending import Ending
+from shared.placing.lacking import ask_for_lacking
 from shared.placing.outcomes import Outcomes
 from shared.placing.place import OfferMetrics, Placer
 from shared.policy import registry
@@ -37,7 +38,6 @@ from shared.process.drive import drive
 from shared.process.reload import follow_files, rules_of
 from shared.schemas import (
     Announce,
-    AskPrefixes,
     Attach,
     AttemptOver,
     Cancel,
@@ -47,7 +47,6 @@ from shared.schemas import (
     FindEnded,
     GenerateRequest,
     PoolDigest,
-    Prefixes,
     Record,
     Tokenize,
 )
@@ -62,7 +61,6 @@ from shared.telemetry.telemetry import Tracing
 log = structlog.get_logger()
 
 QUEUE = "admission"
-PREFIXES_S = 1.0  # between two looks whether some replica's prefixes are lacking
 ARRIVALS_S = 1.0  # between two messages about the work that came
 
 
@@ -191,7 +189,14 @@ class Admission:
                 chores.start(self._stall.watch(), name="admission.stall"),
                 chores.start(self._usage.run(), name="admission.usage"),
                 chores.start(self._tell_arrivals(), name="admission.arrivals"),
-                chores.start(self._ask_prefixes(), name="admission.prefixes"),
+                chores.start(
+                    ask_for_lacking(
+                        bus,
+                        lambda: self.core.lacking,
+                        lambda *told: self._placement.feed(Told(*told)),
+                    ),
+                    name="admission.prefixes",
+                ),
                 chores.start(
                     follow_files("admission", self._cfg, self._rules), name="admission.rules"
                 ),
@@ -250,17 +255,6 @@ class Admission:
             for work in self._tally.take():
                 with suppress(BusError):  # a lost message counts as no work
                     await self._bus.publish(subjects.ARRIVED, work)
-
-    async def _ask_prefixes(self) -> None:
-        """Ask planners for the prefixes that their digests alone did not tell."""
-        while True:
-            await asyncio.sleep(PREFIXES_S)
-            for replica in self.core.lacking:
-                with suppress(BusError, PeerError):  # asked again
-                    prefixes = await self._bus.request(
-                        subjects.prefixes(replica), AskPrefixes(), Prefixes, timeout_s=PREFIXES_S
-                    )
-                    self._placement.feed(Told(replica, prefixes))
 
     async def _keep_lease(self) -> None:
         """Renew the lease: while it is held, no sweep takes over this instance's open requests."""

@@ -26,9 +26,11 @@ from shared.core.relegation.relegation import (
     RelegationEvent,
     RelegationSettings,
     Taken,
+    Told,
 )
 from shared.errors import BusError, PeerError
 from shared.placing.ending import Ending
+from shared.placing.lacking import ask_for_lacking
 from shared.placing.outcomes import MODEL_LIMIT, Outcomes
 from shared.placing.place import OfferMetrics, Placer
 from shared.process.chores import Chores
@@ -98,12 +100,21 @@ class Relegation:
             hold = chores.start(self._hold(), name="relegation.hold")
             scaling = chores.start(self._scaling.run(), name="relegation.scaling")
             telling = chores.start(self._tell(), name="relegation.tell")
+            asking = chores.start(
+                ask_for_lacking(
+                    self._bus,
+                    lambda: self.core.lacking,
+                    lambda *told: self._inbox.offer(Told(*told)),
+                ),
+                name="relegation.prefixes",
+            )
             summing = chores.start(self._usage.run(), name="relegation.usage")
             log.info("relegation.ready", instance=self.name)
             await stop.wait()
             hold.cancel()
             telling.cancel()
             scaling.cancel()
+            asking.cancel()
             summing.cancel()
             await digests.stop()  # nothing more is handed out
             self._inbox.drain()

@@ -134,6 +134,9 @@ class Engine(Protocol):
     def release(self, slot: Slot) -> None:
         """Free a slot and its KV at once."""
 
+    def restart(self) -> None:
+        """Free all slots and forget all prefixes: the next life of the worker knows of none."""
+
     def snapshot(self) -> EngineState: ...
 
     def close(self) -> None: ...

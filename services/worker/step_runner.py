@@ -24,8 +24,7 @@ class StepRunner:
 
     def reset(self) -> None:
         self._processor = OutputProcessor(self._tokenizer)
-        for slot in self.engine.snapshot().slots:
-            self.engine.release(Slot(slot))
+        self.engine.restart()
 
 
 def run_step(engine: Engine, processor: OutputProcessor, step: Step) -> Ran:

@@ -78,7 +78,7 @@ TABLE = (
     Row("resyncs", _replica("resync"), (PLANNER,), (WORKER,)),
     Row("acks", _replica("acked"), (WORKER,), (PLANNER, GATEWAY)),
     Row("who is held?", _replica("roster"), (GATEWAY,), (PLANNER,)),
-    Row("which prefixes are kept?", _replica("prefixes"), (ADMISSION,), (PLANNER,)),
+    Row("which prefixes are kept?", _replica("prefixes"), (ADMISSION, RELEGATION), (PLANNER,)),
     Row("refused plans", _replica("refused"), (WORKER,), (PLANNER,)),
     Row("withdrawals", _replica("withdraw"), (ADMISSION, RELEGATION), (WORKER,)),
     Row("questions for attempts", _replica("holdings"), (ADMISSION, WORKER), (WORKER,)),

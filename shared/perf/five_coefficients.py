@@ -14,7 +14,8 @@ class AscendraProfile:
         tF = (2*params*T + 4*layers*q_heads*head_width*pairs) / peak_flops
         pairs = sum(l_has*l_in) + sum(l_in^2)/2 + decode context
 
-    Source: [ascendra], its performance model; deviation: none. No coefficient is negative, which
+    Source: [ascendra], its performance model; deviation: tM leaves out the activations of Eq. 7
+    and 8, and what Eq. 8 reads again for each block of queries. No coefficient is negative, which
     makes the form monotone.
     """
 

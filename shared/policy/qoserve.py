@@ -19,8 +19,11 @@ Where the paper leaves room:
   not starve either. If even the decodes alone do not fit its TBT, it gets the pace of
   non-interactive requests. So does a decode whose TTLT asks for a quicker pace than the decodes
   alone have. Otherwise one such request would stop all prefill.
-- Algorithm 1 as printed does not end once every waiting request is relegated. Here relegated
-  requests follow in turn and run.
+- Algorithm 1 as printed does not end once every waiting request is relegated. Here those that have
+  begun follow in turn and run; the others leave the replica.
+- *Prediction*: the paper trains a random forest, its artifact fits lines; here it is the replica's
+  profile. Live its predictions are raised by its scatter, up to 10 % (shared/perf/online.py), and
+  by SAFETY on top.
 """
 
 import math

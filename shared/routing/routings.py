@@ -31,10 +31,10 @@ PARTS: Mapping[RouterName, Parts] = {
         ),
         BestFirst,
     ),
-    # The same, but others' time counts as well, and equal replicas are taken in turn.
+    # The same without the KV, which the planner that is asked counts by what its replica has of the
+    # prompt; others' time counts as well, and equal replicas are taken in turn.
     "in_time": Parts(
-        (scorers.free_slot, scorers.attainability, scorers.surplus, scorers.kv_room, scorers.delay),
-        BestInTurn,
+        (scorers.free_slot, scorers.attainability, scorers.surplus, scorers.delay), BestInTurn
     ),
     "round_robin": Parts((), Rotation),
 }

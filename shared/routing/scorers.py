@@ -28,7 +28,7 @@ def free_slot(_offer: Offer) -> Score:
 def attainability(offer: Offer) -> Score:
     """1 if the replica's queue leaves time for the SLO, as predicted, or there is no SLO."""
     left_s = _left_s(offer)
-    return lambda digest: _backlog_s(digest) - _found_s(digest) < left_s(digest)
+    return lambda digest: digest.backlog_s - _found_s(digest) < left_s(digest)
 
 
 def surplus(offer: Offer) -> Score:
@@ -48,7 +48,7 @@ def backlog(offer: Offer) -> Score:
     last), in steps. Where there is no such time, minus the backlog in seconds, in the same steps.
     """
     left_s = _left_s(offer)
-    return lambda digest: _share(_backlog_s(digest) - _found_s(digest), left_s(digest))
+    return lambda digest: _share(digest.backlog_s - _found_s(digest), left_s(digest))
 
 
 def delay(offer: Offer) -> Score:
@@ -62,7 +62,7 @@ def delay(offer: Offer) -> Score:
     def delayed(digest: Digest) -> float:
         own_s = digest.token_s * (tokens - digest.cached_tokens)
         others = digest.waiting + DECODE * digest.running
-        return _share(_backlog_s(digest) + own_s * (1 + others), left_s(digest))
+        return _share(digest.backlog_s + own_s * (1 + others), left_s(digest))
 
     return delayed
 
@@ -85,10 +85,6 @@ def _share(backlog_s: float, left_s: float) -> float:
 
 def _kv_free_share(digest: Digest) -> float:
     return digest.kv_free_blocks / max(1, digest.kv_blocks)
-
-
-def _backlog_s(digest: Digest) -> float:
-    return max(0.0, digest.backlog_s)
 
 
 def _found_s(digest: Digest) -> float:

@@ -1,5 +1,5 @@
 """Tests of the simulator against a live fleet of sim engines: `simulate(..., Latency.live())` keeps
-as many SLOs on the same arrivals.
+as many SLOs on the same arrivals, and finds as much of prompts that begin alike.
 
 Attainment (the share of requests whose SLO was met) is counted by the server's own verdicts. Here
 replicas are tried round robin, or as the policy's own paper tries them. The default router breaks
@@ -27,7 +27,7 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.send_nats import cap_tokens
-from loadgen.load.texts.prompts import prompt_ids
+from loadgen.load.texts.prompts import Prompts
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import Latency
@@ -76,6 +76,12 @@ class Case:
     tiers: TierSet = DEMO_3
     duration_s: float = 20.0
     lost_fraction: float = 0.015
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def caches(self) -> bool:
+        """Its engines keep what prompts begin with."""
+        return "SLACKLINE_WORKER_PREFIX_CACHING" in self.environment
 
     def plan(self) -> list[PlannedRequest]:
         arrivals = draw_arrivals(
@@ -137,6 +143,15 @@ CASES = (
         tiers=tier_set(coding=Slo(ttft_s=2.0, tbt_s=0.025), chat=Slo(ttft_s=2.0, tbt_s=0.05)),
         lost_fraction=0.01,
     ),
+    # Documents that prompts begin with, under the default router.
+    Case(
+        policy="slackline",
+        workload="rag",
+        rate=10.0,
+        tiers=tier_set(chat=Slo(ttft_s=1.0, tbt_s=0.08)),
+        duration_s=31.0,
+        environment={"SLACKLINE_WORKER_PREFIX_CACHING": "true"},
+    ),
 )
 
 
@@ -164,7 +179,7 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
         gateway=False,
         drain_s=1.0,
         # the whole log stays, for `_lost_fraction`
-        environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000"},
+        environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000", **case.environment},
     )
     clock, longest = Clock(), max(r.output_tokens for r in requests)
     async with Fleet(spec) as fleet, fleet.connect("test") as bus:
@@ -198,7 +213,7 @@ def _message(planned: PlannedRequest, longest_output: int) -> GenerateRequest:
     return GenerateRequest(
         request_id=str(planned.number),
         tenant=planned.tenant,
-        token_ids=prompt_ids(SEED, planned.number, planned.prompt_tokens),
+        token_ids=Prompts(SEED).ids(planned),
         sampling=Sampling(
             max_tokens=cap_tokens(longest_output, CONTEXT_TOKENS, planned.prompt_tokens),
             output_tokens=planned.output_tokens,
@@ -239,12 +254,17 @@ async def _lost_fraction(bus: NatsBus, fleet: Fleet) -> float:
 def attainment(
     case: Case, requests: Sequence[PlannedRequest], verdicts: Sequence[Verdict | None]
 ) -> dict[str, float]:
-    """Percent of each tier's offered requests."""
+    """Percent of each tier's offered requests; where engines cache, of prompt tokens found, too."""
     met: dict[str, list[bool]] = {tier: [] for tier in case.tiers.tiers}
     for request, verdict in zip(requests, verdicts, strict=True):
         met[request.tier].append(verdict is not None and verdict.slo_met)
     assert min(len(each) for each in met.values()) >= FEWEST
-    return {tier: 100 * sum(each) / len(each) for tier, each in met.items()}
+    percents = {tier: 100 * sum(each) / len(each) for tier, each in met.items()}
+    if case.caches:
+        ended = [verdict for verdict in verdicts if verdict is not None]
+        cached, prompts = (sum(v.cached_tokens for v in ended), sum(v.prompt_tokens for v in ended))
+        percents["found"] = 100 * cached / prompts
+    return percents
 
 
 def _perturbed(
@@ -266,7 +286,7 @@ def _perturbed(
     ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy}-{case.workload}")
 def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_per_tier(
     case: Case, tmp_path: Path
 ) -> None:

@@ -119,6 +119,13 @@ class PrefixCache:
                 self._note(gone, Where.NOWHERE)
                 self._places.discard(gone)
 
+    def forget(self) -> None:
+        """Nothing is known any more, as nobody owns anything, and nothing is told of it."""
+        assert len(self._owners) == len(self._idle), "a block has an owner"
+        for blocks in (self._owners, self._idle, self._host, self._places):
+            blocks.clear()
+        self.changes.take()
+
     def _come_back(self, block: int) -> None:
         del self._host[block]
         self._note(block, Where.GPU)

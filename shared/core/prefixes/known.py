@@ -7,7 +7,7 @@ Digests tell changes, numbered. After a gap, or where a planner is new, a replic
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -87,27 +87,38 @@ class KnownPrefixes:
         self._replicas.pop(replica, None)
         self._lacking.pop(replica, None)
 
+    def keep(self, replicas: Container[ReplicaId]) -> None:
+        """Forget all but these replicas."""
+        for replica in [*self._replicas, *self._lacking]:
+            if replica not in replicas:
+                self.gone(replica)
+
     def seen(
         self, offer: Offer, digests: Mapping[ReplicaId, Digest], now_unix_s: float
     ) -> Mapping[ReplicaId, Digest]:
         """The digests with the tokens of this prompt that each replica has, or will have soon."""
         if not offer.prefix:
             return digests
-        hashes = hashes_of(offer.prefix)
+        hashes, prompt_tokens = hashes_of(offer.prefix), offer.prompt_tokens
         return {
-            replica: self._seen(offer, hashes, digest, now_unix_s)
+            replica: replace(digest, cached_tokens=found)
+            if (found := self._found(replica, hashes, prompt_tokens, now_unix_s))
+            else digest
             for replica, digest in digests.items()
         }
 
-    def _seen(
-        self, offer: Offer, hashes: Sequence[int], digest: Digest, now_unix_s: float
-    ) -> Digest:
-        known = self._replicas.get(digest.replica)
+    def found(
+        self, replica: ReplicaId, prefix: bytes, prompt_tokens: int, now_unix_s: float
+    ) -> int:
+        """The tokens of a prompt that the replica has, or will have soon."""
+        return self._found(replica, hashes_of(prefix), prompt_tokens, now_unix_s) if prefix else 0
+
+    def _found(
+        self, replica: ReplicaId, hashes: Sequence[int], prompt_tokens: int, now_unix_s: float
+    ) -> int:
+        known = self._replicas.get(replica)
         count = 0 if known is None else known.count(hashes, now_unix_s)
-        if not count:
-            return digest
-        tokens = min(CHAIN_TOKENS * PLACES[count - 1], offer.prompt_tokens - 1)
-        return replace(digest, cached_tokens=tokens)
+        return min(CHAIN_TOKENS * PLACES[count - 1], prompt_tokens - 1) if count else 0
 
     def placed(self, replica: ReplicaId, offer: Offer, now_unix_s: float) -> None:
         """The prompt is on its way there: others may count on it until its first token is due."""

@@ -1,5 +1,6 @@
 """The order in which requests of the best-effort pool are placed: by importance, then by the tokens
-that their tenant was given (the fewest first), then by age.
+that their tenant was given (the fewest first), then by age
+(and nearest.py).
 
 Replicas take only requests of their model whose needs they meet. Requests with the same of both
 have an order, and the first of these orders' firsts is next. A step costs the logarithm of the
@@ -171,6 +172,10 @@ class FairOrder:
             heapreplace(self._ranks, now)
         return None
 
+    def line(self, key: RequestKey, most: int) -> list[RequestKey]:
+        """The `most` oldest of the record's tenant and importance."""
+        return [item[1] for item in self._lined[self._items[key][2]][:most]]
+
     def _rank_of(self, item: Item) -> Rank:
         return item[2][0], self._shares.given(item[2]), *item
 
@@ -208,6 +213,10 @@ class Order:
     def of(self, model: str) -> int:
         """The number of records that a replica of this model may take, were their needs met."""
         return sum(len(order) for (of, _), order in self._orders.items() if of in ("", model))
+
+    def line(self, key: RequestKey, most: int) -> list[RequestKey]:
+        """The `most` oldest of the record's tenant, importance and wants."""
+        return self._orders[self._wants[key]].line(key, most)
 
     def first(self, suits: Callable[[Wants], bool]) -> RequestKey | None:
         """The next record with suitable wants; None if there is none."""

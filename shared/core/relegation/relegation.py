@@ -1,25 +1,29 @@
 """RelegationCore: decides which relegated request goes to which replica with surplus.
 
-The order is importance, the tenant given least, then age (pool.py). A request waits for a replica
-of its model that meets its needs; one whose SLO has become attainable goes back as standard. The
-stored records are the queue; RelegationCore has a working copy.
+The order is importance, the tenant given least, then age (pool.py), to which adds what the replica
+has of a prompt (nearest.py). A request waits for a replica of its model that meets its needs; one
+whose SLO has become attainable goes back as standard. The stored records are the queue;
+RelegationCore has a working copy.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, assert_never
 
 import msgspec
 
 from shared.core.load_view import STALE_S, TOKEN_S, LoadView
+from shared.core.prefixes.known import KnownPrefixes
+from shared.core.relegation.nearest import Nearest
 from shared.core.relegation.pool import SWEEP_MIN, Order, Shares, lane_of
 from shared.core.relegation.pool_rate import PoolRate
 from shared.core.relegation.pool_work import PoolWork
 from shared.core.tick import Tick
 from shared.features import serves
-from shared.schemas import Digest, PoolDigest, Record
+from shared.schemas import Digest, PoolDigest, Prefixes, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 
@@ -41,6 +45,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """All prefixes that a replica keeps, which its digests alone did not tell."""
+
+    replica: ReplicaId
+    prefixes: Prefixes
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     key: RequestKey
 
@@ -58,7 +70,7 @@ class Gone:
     key: RequestKey
 
 
-RelegationEvent = Listed | Queued | Heard | Taken | Declined | Gone | Tick
+RelegationEvent = Listed | Queued | Heard | Told | Taken | Declined | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,8 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-# requests per digest that are looked at although their SLO is not attainable there (5 us each)
+# Requests per digest that are looked at although their SLO is not attainable there, and that are
+# looked up among the prefixes kept there (5 us each).
 LOOKS = 256
 # A replica without any standard request is handed prompts for so many seconds at once.
 ALONE_S = 0.1
@@ -126,6 +139,7 @@ class RelegationCore:
         # heap; an entry is void if its request has left or is busy
         self._expiries: list[tuple[float, RequestKey]] = []
         self._loads = LoadView()
+        self._prefixes = KnownPrefixes()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
         self._work = PoolWork()
         self._rates: dict[str, PoolRate] = {}  # by model
@@ -152,6 +166,11 @@ class RelegationCore:
             rates=rates if len(rates) > 1 else {},
         )
 
+    @property
+    def lacking(self) -> Sequence[ReplicaId]:
+        """The replicas whose planners are to be asked for all their prefixes: Told follows."""
+        return self._prefixes.lacking
+
     def wake_at_unix_s(self) -> float | None:
         """The next expiry. Everything else happens when a digest comes."""
         while self._expiries and not self._expires(*self._expiries[0]):
@@ -163,15 +182,18 @@ class RelegationCore:
         match event:
             case Listed(records):
                 self._list(records, now_unix_s)
+                self._prefixes.keep(self._loads.views(now_unix_s))
             case Queued(record):
                 if record.key not in self._waiting:
                     self._enter(record, now_unix_s)
             case Heard(digest):
                 self._wait(digest, now_unix_s)
-                if self._loads.received(
-                    digest, now_unix_s
-                ) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
-                    self._hand_out(digest.replica, now_unix_s, actions)
+                if self._loads.received(digest, now_unix_s):
+                    self._prefixes.heard(digest)
+                    if now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
+                        self._hand_out(digest.replica, now_unix_s, actions)
+            case Told(replica, prefixes):
+                self._prefixes.told(replica, prefixes)
             case Taken(key) | Gone(key):
                 if key in self._waiting:
                     if isinstance(event, Taken):
@@ -309,12 +331,15 @@ class RelegationCore:
         most = min(max(self._set.per_digest, alone.requests), digest.free_slots)
         handed = handed_tokens = 0
         looks, too_late_here = LOOKS, []
+        nearest = Nearest(partial(self._found, replica, now_unix_s), LOOKS, now_unix_s)
         while (
             handed < most
             and (handed < self._set.per_digest or handed_tokens < alone.tokens)
             and looks > 0
             and (key := order.first(lambda wants: serves(digest, *wants))) is not None
         ):
+            if digest.surplus:
+                key = nearest.before(self._waiting[key].record, self._line)
             waiting = self._waiting[key]
             record = waiting.record
             ahead_s = digest.backlog_s + (handed_tokens * digest.token_s if alone.tokens else 0.0)
@@ -331,13 +356,20 @@ class RelegationCore:
             handed += 1
             self._make_busy(key, replica)
             self._shares.give(lane_of(record), record.prompt_tokens / record.weight)
-            self._loads.placed(
-                replica, record.prompt_tokens, now_unix_s, best_effort=not attainable
-            )
+            new_tokens = record.prompt_tokens - self._found(replica, now_unix_s, record)
+            self._loads.placed(replica, new_tokens, now_unix_s, best_effort=not attainable)
             service_class = ServiceClass.STANDARD if attainable else ServiceClass.BEST_EFFORT
             actions.append(Place(key, replica, digest.incarnation, service_class))
         for record in too_late_here:
             self._hopeful.add(record)
+
+    def _found(self, replica: ReplicaId, now_unix_s: float, record: Record) -> int:
+        """The tokens of the prompt that the replica has."""
+        return self._prefixes.found(replica, record.prefix, record.prompt_tokens, now_unix_s)
+
+    def _line(self, key: RequestKey, most: int) -> list[Record]:
+        """The oldest requests that are equal to this one."""
+        return [self._waiting[each].record for each in self._order.line(key, most)]
 
     def _alone(self, replica: ReplicaId, digest: Digest, now_unix_s: float) -> _AtOnce:
         """The most that this replica is handed at once, if it has only best-effort requests and has

@@ -44,15 +44,19 @@ class Tree(NamedTuple):
 
 
 def balanced_tokens(profile: Profile) -> int:
-    """The B from 1 to LONGEST_TOKENS with the largest B / T(B)^2. Attention is left out, since a
-    context is read once however many tokens are verified.
+    """The B from 1 to LONGEST_TOKENS with the largest B / T(B)^2, where all but one are drafts,
+    which a profile may say cost more than a prompt's tokens. Attention is left out, since a context
+    is read once however many tokens are verified.
 
     The search takes some milliseconds.
     """
-    return max(
-        range(1, LONGEST_TOKENS + 1),
-        key=lambda tokens: tokens / profile.batch_s(BatchShape(prefill_tokens=tokens)) ** 2,
-    )
+
+    def goodness(tokens: int) -> float:
+        drafts = tokens - 1
+        shape = BatchShape(prefill_tokens=drafts, decodes=1, drafts=drafts)
+        return tokens / profile.batch_s(shape) ** 2
+
+    return max(range(1, LONGEST_TOKENS + 1), key=goodness)
 
 
 def least_depth(budget_tokens: int, max_requests: int, depth_max: int) -> int:

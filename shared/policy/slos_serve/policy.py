@@ -2,14 +2,15 @@
 keeps it. The others are best-effort.
 
 Around this file: the demands of requests (demand.py), PB* (budget.py), the dynamic programme of
-admission (programme.py) and its stand-in for many new requests (greedy.py), batches (batch.py) and
-their best-effort part (best_effort.py), draft lengths and batches with drafts (draft_length.py,
-drafted.py), sequential routing (shared/routing/).
+admission (programme.py), batches (batch.py) and their best-effort part (best_effort.py), draft
+lengths and batches with drafts (draft_length.py, drafted.py), sequential routing (shared/routing/).
 
 Where this differs from the paper:
-- *When it plans* (Algorithm 1): offers are decided as they come, jointly where they come together.
-  Batches are planned when the planner asks; a horizon ends with an arrival or an end. An offer that
-  waited for others would only have less time.
+- *When it plans* (Algorithm 1): offers are decided as they come, since one that waited for others
+  would only have less time. So few come together, and importance would have no effect. Hence where
+  not all fit, the least important requests whose prefill has not begun are chosen among anew: they
+  give their place to more important ones if that is worth more, and become best-effort.
+- Batches are planned when the planner asks; a horizon ends with an arrival or an end.
 - *The loss at a deadline*: a batch may end at a deadline (batch.py). So of the batch in which a
   deadline lies only the time of its decodes is lost, not all of it. Elsewhere PB* is linear in
   time.
@@ -17,7 +18,7 @@ Where this differs from the paper:
   come, not solved anew for each n. They make windows of 10 tokens come in time, not their mean. The
   draft model's reading is paid for. While nothing is to be prefilled all decodes draft
   (draft_length.py).
-- *Many new requests*: beyond EXACT_NEW the stand-in replaces the programme.
+- *Many new requests*: EXACT_NEW at a time, in order.
 - *A running request whose deadline is lost* stays standard: the paper has no way down after
   admission. It does not keep other requests out.
 - *Memory*: best-effort requests count as free, since they give way.
@@ -34,7 +35,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
-from shared.policy.seam import Admission, Choice, Declared, Floats, Observation, View
+from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, Phase, View
 from shared.policy.slos_serve import demand
 from shared.policy.slos_serve.batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve.budget import PrefillRate, tier_along, tiers_of
@@ -50,15 +51,13 @@ from shared.policy.slos_serve.draft_length import (
 )
 from shared.policy.slos_serve.draft_length import Lengths as DraftLengths
 from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
-from shared.policy.slos_serve.greedy import choose_greedily
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
 from shared.routing.pipeline import Router
 from shared.routing.routings import one_offer, sequential
 from shared.schemas import Offer
 from shared.vocabulary import ServiceClass
 
-# Section 3.2.1: "zero to ten new requests" are typical. For more, the programme's table may grow
-# too large.
+# Section 3.2.1: "zero to ten new requests" are typical. With more the table may grow too large.
 EXACT_NEW = 10
 # Ours: appendix D is solved anew when the mean context has moved by a step, or the profile's
 # seconds for so many tokens by 0.1 ms.
@@ -100,6 +99,7 @@ class SlosServe:
         self._tightest = TightestOffered()
         # the newest solution of appendix D, and the counts it is for
         self._solved: tuple[object, DraftLengths] | None = None
+        self._give_way: set[int] = set()  # slots whose place went to more important requests
 
     # ------------------------------------------------------------ admission (section 3)
 
@@ -114,9 +114,14 @@ class SlosServe:
         ]
         if not asked:
             return answers
-        served, backlog_s = self._served(view, [offers[n] for n in asked])
-        for n, taken in zip(asked, served, strict=True):
-            if not taken:
+        promised = [each for each in view.promised if each.service_class is ServiceClass.STANDARD]
+        for first in range(0, len(asked), EXACT_NEW):
+            some = asked[first : first + EXACT_NEW]
+            served, backlog_s = self._served(view, promised, [offers[n] for n in some])
+            for n, taken in zip(some, served, strict=True):
+                if taken:
+                    promised.append(offers[n])
+                    continue
                 answers[n] = Admission(
                     False,
                     earliest_s=backlog_s,
@@ -124,15 +129,15 @@ class SlosServe:
                 )
         return answers
 
-    def _served(self, view: View, offers: Sequence[Offer]) -> tuple[Sequence[bool], float | None]:
+    def _served(
+        self, view: View, promised: Sequence[Offer], offers: Sequence[Offer]
+    ) -> tuple[Sequence[bool], float | None]:
         """[offers] True for each offer that is taken; and the seconds until the present prefills
-        can have ended, None where there is no time for any.
+        can have ended, None where there is no time for any. Notes who gives way.
         """
-        rows = view.standard.nonzero()[0]
+        staying = view.standard & ~np.isin(view.slot, list(self._give_way))
+        rows = staying.nonzero()[0]
         held = demand.of_rows(view, rows, self._lengths, self._prices)
-        promised = [
-            offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD
-        ]
         everyone = held.beside(
             demand.of_offers(view, [*promised, *offers], self._lengths, self._prices)
         )
@@ -151,27 +156,49 @@ class SlosServe:
         usable_s = _usable_s(view, due_s, batch_s)
         order = np.argsort(usable_s, kind="stable")
         items = items[order]
-        problem = eased(
-            Problem(
-                due_s=usable_s[order],
-                prefill_tokens=everyone.prefill_tokens[items],
-                blocks=everyone.blocks[items],
-                value=everyone.value[items],
-                tier=tier[items],
-                new=new[items],
-                decoding=counts,
-                free_blocks=view.kv_blocks - int(everyone.blocks[~new].sum()),
-                rate=rate,
-            ),
-            FAR_S,
-        )
-        served = choose(problem) if len(offers) <= EXACT_NEW else choose_greedily(problem, tiers)
-        taken = np.zeros(len(offers), dtype=np.bool_)
-        # `eased` moves forced items only
-        taken[items[new[items]] - first_new] = served[problem.new]
+
+        def among(free: Bools) -> Bools:
+            """[everyone] True for who is served if the programme may choose among these."""
+            problem = eased(
+                Problem(
+                    due_s=usable_s[order],
+                    prefill_tokens=everyone.prefill_tokens[items],
+                    blocks=everyone.blocks[items],
+                    value=everyone.value[items],
+                    tier=tier[items],
+                    new=free[items],
+                    decoding=counts,
+                    free_blocks=view.kv_blocks - int(everyone.blocks[~free].sum()),
+                    rate=rate,
+                ),
+                FAR_S,
+            )
+            served = ~free
+            served[items[free[items]]] = choose(problem)[problem.new]  # forced items alone moved
+            return served
+
+        served, less = among(new), self._less_important(view, rows, offers)
+        if len(less) and not served.all():
+            free = new.copy()
+            free[less] = True
+            chosen = among(free)
+            if everyone.value[chosen].sum() > everyone.value[served].sum():
+                self._give_way.update(view.slot[rows[less[~chosen[less]]]].tolist())
+                served = chosen
         now_rate = rate.of(counts)
         backlog = float(everyone.prefill_tokens[~new].sum())
-        return taken.tolist(), backlog / now_rate if now_rate > 0 else None
+        return served[new].tolist(), backlog / now_rate if now_rate > 0 else None
+
+    def _less_important(self, view: View, rows: Rows, offers: Sequence[Offer]) -> Rows:
+        """Positions in `rows` of requests that nothing was computed of and that are less important
+        than one of these offers: the least important, as many as the programme takes.
+        """
+        most = max(offer.importance for offer in offers)
+        waiting = (view.phase[rows] == Phase.WAITING) & (view.generated_tokens[rows] == 0)
+        less = (waiting & (view.importance[rows] < most)).nonzero()[0]
+        order = np.argsort(view.importance[rows[less]], kind="stable")
+        least: Rows = less[order[: EXACT_NEW - len(offers)]]
+        return least
 
     def _rate(
         self, view: View, everyone: Demands, tiers: tuple[float, ...], most: Sequence[int]
@@ -204,6 +231,8 @@ class SlosServe:
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = paces.tpot_s, paces.due_unix_s
         standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
+        if self._give_way:
+            return [self._relegating(view, standing)]
         if view.draft is None or self._set.speculate == "never":
             return batches(view, standing)
         drafting = self._drafting(view, standing)
@@ -212,6 +241,21 @@ class SlosServe:
             return [choice]
         # Contexts grow, and a TTLT's pace moves: the next iteration may be one to draft in.
         return [replace(plain, repeats=1) for plain in batches(view, standing)]
+
+    def _relegating(self, view: View, standing: Standing) -> Choice:
+        """One batch without those that give way, who leave the replica unless they have begun."""
+        give_way = np.isin(view.slot, list(self._give_way)) & (view.phase == Phase.WAITING)
+        self._give_way.clear()
+        slots = view.slot[give_way & view.standard]
+        choice = batches(replace(view, best_effort=view.best_effort | give_way), standing)[0]
+        stays = ~np.isin(choice.slots, slots)
+        return replace(
+            choice,
+            slots=choice.slots[stays],
+            caps=choice.caps[stays],
+            relegate=slots.tolist(),
+            repeats=1,
+        )
 
     def _drafting(self, view: View, standing: Standing) -> Drafting | None:
         """Lengths for the standard decodes: appendix D's while there is anything to prefill; None

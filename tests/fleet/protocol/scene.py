@@ -1,9 +1,11 @@
 """The parameters of a simulated schedule, which world.py plays, and what a client sees of it."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 from services.admission.config import AdmissionConfig
-from shared.schemas import End, GenerateRequest
+from shared.schemas import End, GenerateRequest, Sampling
+from shared.vocabulary import Slo
 from tests.simulated.broker import Faults
 
 CALM = Faults()
@@ -19,6 +21,8 @@ STORM = Faults(
     store_late=0.002,
     publish_yields=0.2,
 )
+
+ALIKE = 3  # prompts begin in so many ways where engines keep prefixes
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Scene:
     jump_s: float = 0.0
     acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
     full_s: float = 0.0  # for so long the store takes no writes
+    prefixes: bool = False  # engines keep prefixes, and prompts begin alike
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
     @property
@@ -67,6 +72,36 @@ class Scene:
     def model_asked(self, n: int) -> str | None:
         """The model that request n names; None where there is only one."""
         return self.models[n % len(self.models)] if len(self.models) > 1 else None
+
+    def request(self, n: int, rng: Random) -> GenerateRequest:
+        """Draw request n."""
+        prompt = rng.choice((3, 40, 300, 900))
+        output = rng.choice((1, 2, 7, 20))
+        most, thinking = output + rng.choice((0, 50)), rng.randint(0, output)
+        sampling = Sampling(
+            max_tokens=most,
+            output_tokens=output,
+            thinking_tokens=thinking,
+            ignore_eos=True,
+            min_p=0.1 if self.able and n % 2 else 0.0,
+        )
+        slos = (
+            Slo(ttft_s=0.3, tbt_s=0.05),
+            Slo(ttft_s=0.02, tbt_s=0.02),
+            Slo(ttlt_s=5.0),
+            Slo(ttlt_s=0.1),
+        )
+        slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
+        words = Random(n % ALIKE) if self.prefixes else rng
+        return GenerateRequest(
+            request_id=f"q{n}",
+            model=self.model_asked(n),
+            token_ids=[words.randrange(32, 127) for _ in range(prompt)],
+            sampling=sampling,
+            slo=slo,
+            importance=rng.choice((0.5, 1.0)),
+            allow_relegation=rng.random() > 0.1,
+        )
 
     def suits(self, replica: str, request: GenerateRequest) -> bool:
         """Tells whether the replica has what the request needs, its model included."""

@@ -33,6 +33,10 @@ SCENES = {
     "slow acks": Scene(acks="slow"),
     "wrong acks": Scene(acks="wrong"),
     "a full disk": Scene(full_s=3.0),
+    "prefixes": Scene(prefixes=True, requests=20, policy="slackline"),
+    "prefixes under memory pressure": Scene(
+        prefixes=True, kv_blocks=120, requests=20, max_slots=8, kills=5
+    ),
 }
 
 
@@ -67,6 +71,12 @@ def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
         ends = [seen.ends[0] for seen in world.seen.values() if not seen.refused]
         assert len(ends) > 6
         assert all(end.verdict.attempts == 1 for end in ends)
+
+
+def test_planners_know_what_engines_keep_after_any_schedule() -> None:
+    """The final check compares them for every prompt."""
+    found = [run(seed, Scene(prefixes=True, requests=20)).found_tokens for seed in range(10)]
+    assert sum(tokens > 0 for tokens in found) > 5
 
 
 def test_a_request_whose_record_is_deleted_ends_and_its_client_is_told() -> None:

@@ -34,15 +34,16 @@ from shared.features import MIN_P
 from shared.perf import profile_file as profiles
 from shared.perf.draft import DRAFT
 from shared.process.fleet_time import FleetTime
-from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
+from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume
 from shared.store.acklog import decode_entry
 from shared.store.seal import opened
 from shared.store.usage import DaySum
 from shared.telemetry.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import FinishReason, ReplicaId, Slo
+from shared.vocabulary import FinishReason, ReplicaId
 from tests import made
 from tests.chaos.sabotage.sitecustomize import spoil_acks
+from tests.fleet.protocol.known_prefixes import check_prefixes
 from tests.fleet.protocol.scene import CALM, Scene, Seen
 from tests.simulated.bus import SimNet
 from tests.simulated.folding import fold
@@ -69,6 +70,9 @@ class World:
         self.cancelled: set[str] = set()
         self.deleted: set[str] = set()  # requests whose record was deleted while it was open
         self.planners: list[Planner] = []
+        self.living: dict[str, Planner] = {}  # the newest of each name
+        self.engines: dict[str, SimEngine] = {}  # the newest of each replica
+        self.found_tokens = 0  # of all prompts, on all replicas, at the end
         self.ignored: set[str] = set()  # keys of records that strangers wrote
         # every entry of every ack log in order, the trimmed ones included
         self.written: list[tuple[str, bytes]] = []
@@ -127,6 +131,7 @@ class World:
                 and None
             )
             self.planners.append(planner)
+            self.living[name] = planner
             await planner.run(stop)
         elif kind == "relegation":
             relegation = Relegation(RelegationConfig(list_s=2.0), bus, clock, Tracing(), rng)
@@ -152,7 +157,14 @@ class World:
             facts = facts._replace(
                 draft=DRAFT, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ())
             )
-            engine = SimEngine(facts, profile(PROFILE), wait=None, clock=self.net.loop.time)
+            engine = SimEngine(
+                facts,
+                profile(PROFILE),
+                wait=None,
+                clock=self.net.loop.time,
+                prefix_caching=self.scene.prefixes,
+            )
+            self.engines[cfg_w.replica] = engine
             await worker.serve(
                 cfg_w,
                 bus,
@@ -164,35 +176,6 @@ class World:
             )
 
     # ------------------------------------------------------------ clients
-
-    def _request(self, n: int) -> GenerateRequest:
-        rng = self.rng
-        prompt = rng.choice((3, 40, 300, 900))
-        output = rng.choice((1, 2, 7, 20))
-        most, thinking = output + rng.choice((0, 50)), rng.randint(0, output)
-        sampling = Sampling(
-            max_tokens=most,
-            output_tokens=output,
-            thinking_tokens=thinking,
-            ignore_eos=True,
-            min_p=0.1 if self.scene.able and n % 2 else 0.0,
-        )
-        slos = (
-            Slo(ttft_s=0.3, tbt_s=0.05),
-            Slo(ttft_s=0.02, tbt_s=0.02),
-            Slo(ttlt_s=5.0),
-            Slo(ttlt_s=0.1),
-        )
-        slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
-        return GenerateRequest(
-            request_id=f"q{n}",
-            model=self.scene.model_asked(n),
-            token_ids=[rng.randrange(32, 127) for _ in range(prompt)],
-            sampling=sampling,
-            slo=slo,
-            importance=rng.choice((0.5, 1.0)),
-            allow_relegation=rng.random() > 0.1,
-        )
 
     async def _client(self, client: Client, request: GenerateRequest, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -240,7 +223,7 @@ class World:
         async with Client(bus, self.net.clock, patience=patience) as client:
             tasks = []
             for n in range(scene.requests):
-                request = self._request(n)
+                request = scene.request(n, rng)
                 self.requests[request.request_id] = request
                 self.seen[request.request_id] = Seen()
                 tasks.append(
@@ -392,6 +375,8 @@ class World:
         )
         self._check_attempts()
         self._check_usage(len(records))
+        if self.scene.prefixes:
+            self.found_tokens = check_prefixes(self.living, self.engines, self.requests)
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows], ReplicaId(f"r{n}"))

@@ -59,6 +59,9 @@ class Picky:
     def release(self, slot: Slot) -> None:
         del self.loads[slot]
 
+    def restart(self) -> None:
+        self.loads.clear()
+
     def snapshot(self) -> EngineState:
         return EngineState(0, list(self.loads), *self.shared)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ SHIPPED = {
     "a100-qwen2.5-32b-tp2",
     "a100-qwen-14b",
     "h100-llama3-70b-tp4",
+    "h200-llama3-8b",
+    "h200-llama3-70b-tp4",
+    "b200-llama3-8b",
+    "b200-llama3-70b-tp4",
+    "l40s-llama3-8b",
     "a100-llama3-8b-qoserve",
     "cpu-tiny",
 }
@@ -250,7 +256,11 @@ def test_every_shipped_file_loads_under_its_name_and_states_its_error(name: str)
     assert file.name == name == load(name).name
     assert file.error.against
     assert file.provenance
-    assert file.kv_capacity_tokens * file.kv_bytes_per_token < 80e9
+    memory = re.search(r"-(\d+)GB$", file.gpu)
+    assert memory or name == "cpu-tiny"
+    assert memory is None or (
+        file.kv_capacity_tokens * file.kv_bytes_per_token < 1e9 * int(memory[1])
+    )
     if isinstance(file.coefficients, TokenTable):
         assert file.overhead_s == 0.001
     if name not in NOT_FITTED:

@@ -18,6 +18,7 @@ from loadgen.load.workload import ADASERVE, Shape
 from loadgen.trials.figures import Figures
 from shared.errors import ConfigError
 from shared.perf.draft import draft_of
+from shared.perf.forms import Attention, PiecewiseTokens
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
@@ -110,7 +111,17 @@ def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
 
 def test_the_budget_is_the_ridge_of_a_roofline_and_where_tokens_cost_what_a_pass_does() -> None:
     assert balanced_tokens(Roofline()) == 150
-    assert balanced_tokens(Linear()) == 125, "10 ms, and 80 us a token"
+    assert balanced_tokens(Linear()) == 124, "10 ms, and 80 us a draft"
+
+
+@pytest.mark.parametrize(("draft_s", "tokens"), [(0.0, 100), (1e-4, 50), (9e-4, 10)])
+def test_the_budget_is_smaller_where_a_verified_draft_costs_more_than_a_prompts_token(
+    draft_s: float, tokens: int
+) -> None:
+    """10 ms, and 100 us a token."""
+    attention = Attention(e=0, p1=0, p2=0, d0=0, d1=0, d2=0, v=draft_s)
+    priced = PiecewiseTokens(tile=1, knots=(0,), slopes=(1e-4,), c=0.01, attention=attention)
+    assert balanced_tokens(priced.profile("priced", 0.0)) == pytest.approx(tokens, abs=2)
 
 
 def test_the_least_depth_is_what_the_budget_allows_when_as_many_requests_decode_as_may() -> None:

@@ -238,6 +238,11 @@ class SimEngine(KnowsFacts):
         shared = 0 if self._cache is None else self._cache.shared
         return EngineState(self._free_blocks + shared, list(self._slots), shared)
 
+    def restart(self) -> None:
+        self.close()
+        if self._cache is not None:
+            self._cache.forget()
+
     def close(self) -> None:
         for slot in list(self._slots):
             self.release(slot)

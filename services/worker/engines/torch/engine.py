@@ -264,6 +264,10 @@ class TorchEngine(KnowsFacts):
             0 if self._draft is None else self._draft.shared_blocks,
         )
 
+    def restart(self) -> None:
+        self.close()
+        self._blocks.forget()
+
     def close(self) -> None:
         for slot in list(self._slots):
             self.release(slot)

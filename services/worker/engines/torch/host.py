@@ -58,6 +58,11 @@ class HostKv:
     def drop(self, digest: bytes) -> None:
         self._free.append(self._row_of.pop(digest))
 
+    def forget(self) -> None:
+        self._free += self._row_of.values()
+        self._row_of.clear()
+        self._leaving.clear()
+
     def take(self, digests: Sequence[bytes]) -> list[int]:
         """At most PIECE of these come back. Returns the rows for `load`."""
         return [self._row_of.pop(each) for each in digests]

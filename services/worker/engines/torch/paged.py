@@ -180,6 +180,16 @@ class Blocks:
         self._hash_of[block] = digest
         self._note(digest, Where.GPU)
 
+    def forget(self) -> None:
+        """Nothing is known any more, as nobody owns a block, and nothing is told of it."""
+        for known in (self._known, self._hash_of, self._marks, self._idle):
+            known.clear()
+        if self._host is not None:
+            self._host.forget()
+        self._taken[1:-1] = 0
+        self._unused = len(self._owners)
+        self.changes.take()
+
     def _note(self, digest: bytes, where: Where) -> None:
         if digest in self._marks:
             self.changes.note(self._marks[digest], where)

@@ -148,6 +148,12 @@ class VllmEngine(KnowsFacts):
     def snapshot(self) -> EngineState:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))
 
+    def restart(self) -> None:
+        for slot in list(self._slots):
+            self.release(slot)
+        self._scheduler.reset_prefix_cache()
+        self._kept.changes()  # they are told to nobody
+
     def close(self) -> None:
         """Prepares the end: vLLM's exit collects millions of objects twice, for ten seconds."""
         for slot in list(self._slots):

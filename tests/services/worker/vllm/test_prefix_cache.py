@@ -73,14 +73,27 @@ def test_the_engine_says_which_prefixes_it_keeps_until_their_blocks_are_needed(
     chain = chain_of(PROMPT, b"mine")
     load(caching, 0, Asked(PROMPT, 1), salt=b"mine")
     outcome = caching.execute([Work(Slot(0), len(PROMPT), True)], None)
-    assert list(outcome.kept) == list(chain[:1])  # 64 tokens; the whole prompt has 100
+    assert list(outcome.prefixes.kept) == list(chain[:1])  # 64 tokens; the whole prompt has 100
     caching.release(Slot(0))
     rng, dropped = Random(2), list[int]()
     while not set(chain[:1]) <= set(dropped):  # other prompts need its blocks
         other = [rng.randrange(5, 2000) for _ in range(8 * BLOCK)]
         load(caching, 0, Asked(other, 1))
-        dropped += caching.execute([Work(Slot(0), len(other), True)], None).dropped
+        outcome = caching.execute([Work(Slot(0), len(other), True)], None)
+        dropped += outcome.prefixes.dropped
         caching.release(Slot(0))
+
+
+def test_an_engine_that_restarts_has_forgotten_all_prefixes(caching: Any) -> None:
+    fill(caching, PROMPT)
+    load(caching, 0, Asked(PROMPT, 1))
+    caching.restart()
+    assert caching.snapshot() == (caching.facts.kv_blocks, [], 0, 0)
+    load(caching, 0, Asked(PROMPT, 1))
+    outcome = caching.execute([Work(Slot(0), len(PROMPT), True)], None)
+    assert outcome.done[0].cached == 0
+    assert list(outcome.prefixes.kept) == list(chain_of(PROMPT)[:1])
+    caching.release(Slot(0))
 
 
 def test_tenants_that_do_not_share_find_nothing_of_each_other(caching: Any) -> None:

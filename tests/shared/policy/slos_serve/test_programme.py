@@ -1,6 +1,4 @@
-"""Tests of SLOs-Serve's admission: the dynamic programme against brute force, and the greedy
-stand-in against the programme.
-"""
+"""Tests of SLOs-Serve's admission: the dynamic programme against brute force."""
 
 import itertools
 import math
@@ -14,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.seam import Bools, Floats
-from shared.policy.slos_serve.greedy import choose_greedily
-from shared.policy.slos_serve.programme import Counts, Problem, choose, eased, holds
+from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
 
 TPOT_S = (0.05, 0.1)
 
@@ -153,7 +150,7 @@ def test_beside_decodes_that_are_too_many_already_nobody_is_taken() -> None:
         problem([1.0, 2.0, 0.5], [10.0, 10.0, 10.0], new=[True, True, False], decoding=(60, 0)),
         never_s=1e6,
     )
-    assert choose(of).tolist() == choose_greedily(of, TPOT_S).tolist() == [False, False, True]
+    assert choose(of).tolist() == [False, False, True]
 
 
 def test_a_forced_deadline_that_is_lost_keeps_nobody_out_who_comes_later() -> None:
@@ -162,29 +159,3 @@ def test_a_forced_deadline_that_is_lost_keeps_nobody_out_who_comes_later() -> No
     )
     assert of.due_s.tolist() == pytest.approx([0.7, 1.0, 3.0])  # the forced one can end at 1 s
     assert choose(of).tolist() == [False, True, True]  # to begin sooner would make it later still
-
-
-def test_a_greedy_choice_can_be_kept_and_is_no_better_than_the_programme() -> None:
-    for seed in range(150):
-        of = drawn(
-            Random(seed), new=8, forced=4, values=seed % 2 == 0, memory=seed % 3 == 0, tiers=2
-        )
-        chosen, best = choose_greedily(of, TPOT_S), choose(of)
-        assert chosen[~of.new].all()
-        assert not holds(of, best) or holds(of, chosen)
-        assert value_of(of, chosen) <= value_of(of, best) + 1e-9
-
-
-@pytest.mark.parametrize(("memory", "least"), [(False, 0.996), (True, 0.97)])
-def test_with_equal_values_the_greedy_choice_serves_nearly_as_many(
-    memory: bool, least: float
-) -> None:
-    """With memory the limit is drawn between nothing and all that is asked for."""
-    same = sum(
-        value_of(of, choose_greedily(of, TPOT_S)) == value_of(of, choose(of))
-        for of in (
-            drawn(Random(seed), new=10, forced=5, values=False, memory=memory, tiers=2)
-            for seed in range(250)
-        )
-    )
-    assert same >= least * 250

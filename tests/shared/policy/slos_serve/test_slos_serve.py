@@ -139,6 +139,29 @@ def test_of_those_that_come_together_as_many_as_possible_are_taken_or_the_import
     ]
 
 
+WAITING = [waiting(n, tokens=3000, ttft_s=2.0, importance=0.5 + n / 10) for n in range(4)]
+
+
+def test_whose_prefill_has_not_begun_gives_its_place_to_a_more_important_request() -> None:
+    """Section 4.1: soft admission. The prompt of 10,000 fits beside one of 3,000."""
+    two_s, by, seen = Slo(ttft_s=2.0, tbt_s=0.1), policy(), view(WAITING[:3])
+    assert accepted(seen, [offer(tokens=10_000, slo=two_s, importance=0.5)], by) == [False]
+    assert entries(by.plan(seen)[0]).keys() == {0}, "nobody gives way to an equal"
+    assert accepted(seen, [offer(tokens=10_000, slo=two_s, importance=10.0)], by) == [True]
+    choice = by.plan(seen)[0]
+    assert list(choice.relegate) == [0, 1]
+    assert entries(choice).keys() == {2}
+    assert not list(by.plan(seen)[0].relegate), "it is said once"
+
+
+def test_whose_prefill_has_begun_or_who_has_tokens_keeps_its_place() -> None:
+    begun = [replace(row, phase=Phase.PREFILL, computed=10) for row in WAITING]
+    moved = [replace(row, generated=1) for row in WAITING]
+    for held in (begun, moved):
+        urgent = offer(tokens=10_000, slo=Slo(ttft_s=2.0, tbt_s=0.1), importance=10.0)
+        assert accepted(view(held), [urgent]) == [False]
+
+
 def test_no_request_is_taken_that_leaves_the_decodes_no_time() -> None:
     """50 ms less 10 and the margin: decodes of 1,000 tokens take 0.13 ms each, so some 300 fit."""
     few, many = (

@@ -101,7 +101,7 @@ def test_the_prefix_used_longest_ago_gives_way(model: Path) -> None:
     engine.check()
 
 
-@pytest.mark.parametrize("family", ["Llama", "OPT"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma"])
 def test_what_comes_back_from_the_host_is_what_was_computed(
     family: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -126,6 +126,20 @@ def test_what_comes_back_from_the_host_is_what_was_computed(
     assert with_host[0] == without[0]
     assert (without[1:], with_host[1]) == ((0, 0.0), 4 * 32)
     assert with_host[2] > 0.0
+
+
+@pytest.mark.parametrize("host_kv_tokens", [0, 200])
+def test_an_engine_that_restarts_has_forgotten_all_prefixes(
+    model: Path, host_kv_tokens: int
+) -> None:
+    engine = engine_of(model, 20, host_kv_tokens=host_kv_tokens)
+    for slot, first in enumerate((0, 100, 200)):
+        ask(engine, slot, [(first + n) % 256 for n in range(33)][: 33 if slot < 2 else 8])
+    engine.restart()
+    engine.check()
+    assert engine.snapshot() == (20, [], 0, 0)
+    assert ask(engine, 0, list(range(33))).cached == 0
+    engine.check()
 
 
 def test_an_entry_without_room_does_nothing(model: Path) -> None:

@@ -35,7 +35,7 @@ def prompt(rng: Random, number: int) -> list[int]:
     return begin + Random(f"own {number}").choices(range(256), k=rng.randint(1, 90))
 
 
-@pytest.mark.parametrize(("seed", "host_blocks"), [(0, 0), (1, 0), (2, 3), (3, 3), (4, 40)])
+@pytest.mark.parametrize(("seed", "host_blocks"), [(0, 0), (1, 0), (2, 3), (3, 8), (4, 40)])
 def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_blocks: int) -> None:
     rng = Random(seed)
     real = TorchEngine(
