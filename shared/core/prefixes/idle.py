@@ -39,6 +39,10 @@ class Idle:
         if line is not None:
             del line[block]
 
+    def clear(self) -> None:
+        self._lines.clear()
+        self._line_of.clear()
+
     def pop(self) -> int:
         """The next block that gives way."""
         lines = [line for line in self._lines.values() if line]

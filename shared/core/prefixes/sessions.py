@@ -22,7 +22,7 @@ LAST = 64  # sessions of an application that count
 LEAST = 8  # fewer tell nothing
 LIKELY = 0.5  # of these, that must have gone on
 UPPER = 0.9  # of the gaps are no longer than what is kept
-SLACK = 0.5  # of a TTFT, that the next round has for its prompt; others come before it
+SLACK = 0.2  # of a TTFT, that the next round has for its prompt: others wait, too
 
 Session = tuple[str, str, str]  # tenant, application, session
 
@@ -116,8 +116,8 @@ class Sessions:
             heappush(self._until, (known.until_unix_s, name))
 
     def _forget(self, now_unix_s: float) -> None:
-        """What was kept for long enough counts no more, and a session that was silent for too long
-        has ended.
+        """Blocks that were kept for long enough count no more, and a session that was silent for
+        too long has ended.
         """
         while self._until and self._until[0][0] <= now_unix_s:
             name = heappop(self._until)[1]
