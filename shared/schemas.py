@@ -722,6 +722,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     attempt: Count
     # lets the worker read record and body at once; the record decides whether it is the right body
     body_key: str = ""
+    keep_s: Lasted = 0.0  # that its KV stays longer than others once it has ended
 
 
 # No answer in time counts as in doubt: only a resync tells what the worker holds.
