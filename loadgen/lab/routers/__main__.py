@@ -1,6 +1,11 @@
-"""Routers side by side on prompts that begin alike: `python -m loadgen.lab.routers` prints the
-table of docs/prefixes.md, and `--plots docs` draws its plots. All get the same arrivals, policy and
-index of prefixes.
+"""Routers side by side on prompts that begin alike. All get the same arrivals, policy and index of
+prefixes. `python -m loadgen.lab.routers --trace FILE` prints the table of docs/prefixes.md. This
+draws its plots:
+
+    python -m loadgen.lab.routers --trace FILE --part 0.1 --plots docs --rows FILE \\
+        --load agent-loops --load rag --load system-prompt --load trace \\
+        --router ours --router "least load" --policy slackline --policy qoserve \\
+        --replicas 1 --replicas 2 --replicas 4 --replicas 8 --replicas 16
 """
 
 import argparse
