@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
@@ -13,6 +14,7 @@ from shared.perf.profile_file import ProfileFile
 from shared.request_timeline import Cause, Happening, Neighbour, RequestTimeline
 from shared.structured import Structured
 from shared.vocabulary import (
+    SHORTEST_S,
     Count,
     FinishReason,
     FromOne,
@@ -229,6 +231,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
     # None: each was kept, or nobody kept account (a simulated request)
     first_missed: FirstMissed | None = None
+    task_left_s: float | None = None  # of its task's time when it ended; below 0: the task is late
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
@@ -256,6 +259,16 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     text_offset: Count
     verdict: Verdict | None = None
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+
+
+class TaskRound(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The round of a task that a request is. The TTLT in its record is for planners: the time that
+    the task leaves to this round.
+    """
+
+    number: FromOne
+    due_unix_s: Finite  # of the task's last token
+    ttlt_s: float | None = None  # that the caller asked for, for this request alone
 
 
 class Explain(Struct, frozen=True, kw_only=True):
@@ -303,6 +316,7 @@ class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
     left_out: Count  # happenings, from the middle
     verdict: Verdict | None
     model: str = ""  # empty: any
+    task: TaskRound | None = None
 
 
 class FindEnded(Struct, frozen=True, kw_only=True):
@@ -393,6 +407,15 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return len(self.tokens) > 0 or self.diary.account.prefill_s > 0.0
 
 
+class TaskSoFar(Struct, frozen=True, kw_only=True):
+    """A task as far as it has come: a session whose requests have a deadline together."""
+
+    began_unix_s: Finite  # when its first round arrived
+    rounds: FromOne  # that have begun
+    newest: RequestKey  # the request that began the newest round
+    newest_unix_s: Finite  # when that one arrived
+
+
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The only truth about where a request is. It changes only by compare-and-set, as
     shared/core/record/record.py says, and has a verdict once the request has ended.
@@ -440,6 +463,16 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: ShortText = ""  # only replicas of this model take it; empty: any
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
     salt: str = ""  # whose prompts share KV with its own: those of one tenant, or of all that share
+    task: TaskRound | None = None  # None: its SLO has no deadline of a task
+
+    @property
+    def judged_slo(self) -> Slo:
+        """The SLO that the verdict is by: a round of a task may last until the task is due."""
+        if self.task is None:
+            return self.slo
+        left_s = self.task.due_unix_s - self.arrived_unix_s
+        own_s = math.inf if self.task.ttlt_s is None else self.task.ttlt_s
+        return replace(self.slo, ttlt_s=max(min(left_s, own_s), SHORTEST_S))
 
     @property
     def work_tokens(self) -> int:
@@ -722,6 +755,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     attempt: Count
     # lets the worker read record and body at once; the record decides whether it is the right body
     body_key: str = ""
+    keep_s: Lasted = 0.0  # that its KV stays longer than others once it has ended
 
 
 # No answer in time counts as in doubt: only a resync tells what the worker holds.

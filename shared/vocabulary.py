@@ -99,6 +99,9 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """Time to last token, from arrival."""
     thinking_tbt_s: Seconds | None = None
     """Time between tokens while the model thinks."""
+    task_ttlt_s: Seconds | None = None
+    """Time to last token of a session's last round, from the arrival of its first (docs/tasks.md).
+    """
     ttft_x: Multiple | None = None
     """Time to first token, in multiples of that at zero load."""
     tbt_x: Multiple | None = None
@@ -167,6 +170,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
             tbt_s=tighter(self.tbt_s, self.tbt_x, zero_load_tbt_s),
             ttlt_s=tighter(self.ttlt_s, self.ttlt_x, zero_load_ttlt_s),
             thinking_tbt_s=self.thinking_tbt_s,
+            task_ttlt_s=self.task_ttlt_s,
             definition=self.definition,
             long_gap_share=self.long_gap_share,
         )

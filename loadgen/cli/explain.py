@@ -253,6 +253,7 @@ def _facts(found: Explanation) -> str:
             ("TTFT", found.slo.ttft_s),
             ("TBT", found.slo.tbt_s),
             ("TTLT", found.slo.ttlt_s),
+            ("task's TTLT", found.slo.task_ttlt_s),
         )
         if bound_s is not None
     ]

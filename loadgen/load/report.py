@@ -248,6 +248,7 @@ def promise(slo: Slo | None) -> str:
         ("thinking TBT", slo.thinking_tbt_s),
         ("TBT", slo.tbt_s),
         ("TTLT", slo.ttlt_s),
+        ("task's TTLT", slo.task_ttlt_s),
     )
     multiples = (("TTFT", slo.ttft_x), ("TBT", slo.tbt_x), ("TTLT", slo.ttlt_x))
     return ", ".join(

@@ -61,6 +61,7 @@ class HttpSender:
             "x-llm-d-slo-ttft-ms": slo.ttft_s,
             "x-llm-d-slo-tpot-ms": slo.tbt_s,
             "x-slackline-slo-ttlt-ms": slo.ttlt_s,
+            "x-slackline-slo-task-ttlt-ms": slo.task_ttlt_s,
         }
         headers = {
             name: "none" if bound_s is None else f"{1000 * bound_s:g}"
@@ -81,6 +82,8 @@ class HttpSender:
             "stream": True,
             "return_token_ids": True,
         }
+        if planned.session:
+            body["user"] = planned.session
         if self._model is not None:
             body["model"] = self._model
         service_tier = self._tiers.tiers[planned.tier].service_tier

@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from loadgen.load.mix import PlannedRequest
 from shared.core.record.judgement import missed
 from shared.core.record.verdict import GOOD_ENDS
@@ -30,7 +32,7 @@ class Outcome:
 
     __slots__ = (
         "cached_tokens", "ended", "gaps_s", "lateness_s", "measure", "message", "planned",
-        "relegated", "sent_unix_s", "server_met", "slo",
+        "relegated", "sent_unix_s", "server_met", "slo", "task_unix_s",
     )  # fmt: skip
 
     def __init__(
@@ -40,10 +42,12 @@ class Outcome:
         sent_unix_s: float,
         lateness_s: float,
         gaps_s: "array[float]",
+        task_unix_s: float,
     ) -> None:
         self.planned = planned
         self.slo = slo
         self.sent_unix_s = sent_unix_s
+        self.task_unix_s = task_unix_s  # when the first round of its session was sent
         self.lateness_s = lateness_s  # from its planned instant to its sending
         self.measure = Measure.begin(slo, sent_unix_s)
         # of all requests of the tier; the gap between tokens that arrive together is 0
@@ -84,7 +88,11 @@ class Outcome:
     @property
     def met(self) -> bool:
         """True if the SLO is met by its own definition, at the client, counted from the sending."""
-        return self.finished and not missed(self.measure, self.slo, self.sent_unix_s)
+        slo = self.slo
+        if slo.task_ttlt_s is not None:
+            left_s = self.task_unix_s + slo.task_ttlt_s - self.sent_unix_s
+            slo = replace(slo, ttlt_s=left_s if slo.ttlt_s is None else min(slo.ttlt_s, left_s))
+        return self.finished and not missed(self.measure, slo, self.sent_unix_s)
 
     @property
     def ttft_s(self) -> float | None:
@@ -107,12 +115,17 @@ class Tally:
     resolve: Resolve = lambda slo, _: slo
     outcomes: list[Outcome] = field(default_factory=list)
     gaps_s: Mapping[str, "array[float]"] = field(init=False)
+    began_unix_s: dict[str, float] = field(default_factory=dict)  # of each session
 
     def __post_init__(self) -> None:
         self.gaps_s = {name: array("f") for name in self.tiers.tiers}
 
     def begin(self, planned: PlannedRequest, sent_unix_s: float, lateness_s: float) -> Outcome:
         slo = self.resolve(self.tiers.tiers[planned.tier].slo, planned)
-        outcome = Outcome(planned, slo, sent_unix_s, lateness_s, self.gaps_s[planned.tier])
+        task_unix_s = sent_unix_s
+        if planned.session:
+            task_unix_s = self.began_unix_s.setdefault(planned.session, sent_unix_s)
+        gaps_s = self.gaps_s[planned.tier]
+        outcome = Outcome(planned, slo, sent_unix_s, lateness_s, gaps_s, task_unix_s)
         self.outcomes.append(outcome)
         return outcome

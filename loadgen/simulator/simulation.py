@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
 from loadgen.simulator.elastic.scaler import Scaler
 from loadgen.simulator.misjudged import MisjudgedLengths, stretched
+from loadgen.simulator.tasks import SimulatedTasks
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
@@ -188,6 +189,7 @@ class Simulation:
         # where no prompt begins like another, nobody looks
         self._alike = any(request.pieces for request in traffic.requests)
         self._missed = 0
+        self._tasks = SimulatedTasks()
         most = options.most_missed
         self._most_missed = len(self._keys) if most is None else most
         self._horizon_s = math.inf if options.horizon_s is None else options.horizon_s
@@ -323,7 +325,8 @@ class Simulation:
             self._timeline.now_s,
             model=served.name,
         )
-        self._slos[i] = record.slo
+        record = self._tasks.received(record)
+        self._slos[i] = record.judged_slo
         if self._scaler is not None:
             self._scaler.law.arrived(record)
         chain: Chain = ()
@@ -341,6 +344,7 @@ class Simulation:
         if self._options.accounts:
             self._ended[key] = record
         self._missed += not verdict.slo_met
+        self._tasks.ended(record)
         if self._scaler is not None:
             self._scaler.law.ended(record)
         self._arrivals.ended(key, well=verdict.finish_reason in GOOD_ENDS)

@@ -130,7 +130,7 @@ class VirtualWorker:
         self._max_tokens[slot] = record.max_tokens
         self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
-        self._prefixes.hold(slot, chain, record.resume)
+        self._prefixes.hold(slot, chain, record.resume, hold.keep_s)
         return OfferAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
@@ -151,11 +151,11 @@ class VirtualWorker:
             released = zip(unpack_list(plan.released), plan.released_why, strict=True)
             ending = [(slot, why) for slot, why in released if self._here[slot]]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
-            self._prefixes.clear(slot)
+            self._prefixes.clear(slot, now_unix_s)
             self._drafted[slot], self._decoding[slot] = 0, False
-        self._prefixes.forget()
+        self._prefixes.forget(now_unix_s)
         for slot, _ in ending:  # their KV is free before the entries run
-            self._prefixes.clear(slot)
+            self._prefixes.clear(slot, now_unix_s)
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
         slots, caps = unpack(plan.slots).astype(np.intp), unpack(plan.caps)

@@ -16,7 +16,9 @@ from services.admission.intake.arrivals import Arrivals
 from services.admission.intake.gate import IntakeGate
 from services.admission.intake.reading import Intake
 from services.admission.intake.refusals import Refusals
+from services.admission.intake.rounds import Rounds
 from services.admission.intake.stall import Stall
+from services.admission.intake.task_store import TaskStore
 from services.admission.intake.token_bucket import TokenBuckets
 from services.admission.placement import Placement
 from services.admission.sweep import Sweep
@@ -138,6 +140,7 @@ class Admission:
             placer,
             self.core,
             intake,
+            Rounds(TaskStore(bus.requests, records)),
             self._placement,
             self._cancels,
             Refusals(bus, outcomes, self._chores),

@@ -115,6 +115,12 @@ class Outcomes:
             names.HOPS_BUCKETS,
             tier,
         )
+        self._task_left = made.histogram(
+            names.TASK_LEFT,
+            "Time left to the task when one of its rounds ended; below 0: it is late.",
+            names.SLACK_BUCKETS_S,
+            tier,
+        )
         self._ttlt = made.histogram(
             names.TTLT, "Arrival to last token.", names.DURATION_BUCKETS_S, tier
         )
@@ -213,6 +219,8 @@ class Outcomes:
             self._tpot.labels(model, tier).observe(verdict.mean_tpot_s, 1, trace_id)
         if verdict.ttlt_s is not None:
             self._ttlt.labels(tier).observe(verdict.ttlt_s, 1, trace_id)
+        if verdict.task_left_s is not None:
+            self._task_left.labels(tier).observe(verdict.task_left_s, 1, trace_id)
         lasted_s = verdict.ended_unix_s - record.arrived_unix_s
         self._e2e.labels(model, tier).observe(lasted_s, 1, trace_id)
         self._prompt.labels(model, tier).observe(verdict.prompt_tokens)
@@ -228,7 +236,7 @@ def violation(record: Record) -> str:
         return ""
     if verdict.finish_reason is not FinishReason.CANCELLED:
         return verdict.missed.value
-    slo, measure = record.slo, record.resume.measure
+    slo, measure = record.judged_slo, record.resume.measure
     if not measure.tokens and verdict.ended_unix_s > slo.first_due_unix_s(record.arrived_unix_s):
         return Missed.TTFT.value
     if measure.late_tokens or verdict.ended_unix_s > measure.next_due_unix_s:

@@ -40,7 +40,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def check_slo(self, slo: Slo) -> None:
         """Raises PeerError if the SLO, with its bounds in seconds, is tighter than allowed."""
-        for name in ("ttft_s", "tbt_s", "thinking_tbt_s", "ttlt_s"):
+        for name in ("ttft_s", "tbt_s", "thinking_tbt_s", "ttlt_s", "task_ttlt_s"):
             least, asked = getattr(self.slo, name), getattr(slo, name)
             if least is not None and asked is not None and asked < least:
                 raise PeerError(

@@ -113,6 +113,7 @@ TIER_OBJECTIVE = "slackline_tier_objective"  # tier
 GOODPUT_REQUESTS = "slackline_goodput_requests_total"  # tier
 GOODPUT_TOKENS = "slackline_goodput_tokens_total"  # tier
 TTLT = "slackline_time_to_last_token_seconds"  # tier
+TASK_LEFT = "slackline_task_left_seconds"  # tier
 HOPS = "slackline_hops"  # tier
 OFFERS = "slackline_offers_total"  # answer
 OFFER_TIME = "slackline_offer_seconds"

@@ -39,7 +39,7 @@ def record_request(tracing: Tracing, record: Record) -> None:
 
 
 def _attributes(record: Record) -> dict[str, AttributeValue]:
-    verdict, slo = record.verdict, record.slo
+    verdict, slo = record.verdict, record.judged_slo
     assert verdict is not None
     attributes: dict[str, AttributeValue] = {
         names.PROVIDER: names.PROVIDER_NAME,

@@ -1,5 +1,5 @@
 """Routers side by side on prompts that begin alike. All get the same arrivals, policy and index of
-prefixes. `python -m loadgen.lab.routers --trace FILE` prints the table of docs/prefixes.md. This
+prefixes. `python -m loadgen.lab.routers --trace FILE` prints docs/prefixes.md's table, and this
 draws its plots:
 
     python -m loadgen.lab.routers --trace FILE --part 0.1 --plots docs --rows FILE \\

@@ -36,19 +36,19 @@ class Prefixes:
     def shared_blocks(self) -> int:
         return self._cache.shared
 
-    def hold(self, slot: int, chain: Chain, resume: Resume) -> None:
+    def hold(self, slot: int, chain: Chain, resume: Resume, keep_s: float) -> None:
         self._top = max(self._top, slot + 1)
         if resume.begun:
             self._saved[slot] = resume.cached_tokens
         if chain:
-            self._kept[slot], self._unnamed[slot] = Kept(chain), True
+            self._kept[slot], self._unnamed[slot] = Kept(chain, keep_s), True
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, now_s: float) -> None:
         """The slot's KV is free. What is known of it stays until its room is needed."""
         kept = self._kept.get(slot)
         if kept is not None:
             self._cache.name(kept, int(self._computed[slot]))
-            self._cache.release(kept)
+            self._cache.release(kept, now_s)
             self._unnamed[slot] = True
         self._computed[slot] = 0
 
@@ -64,10 +64,10 @@ class Prefixes:
         self._computed[slot] = 0
         return self._saved.pop(slot, 0)
 
-    def forget(self) -> None:
+    def forget(self, now_s: float) -> None:
         """Those that are over leave their blocks."""
         for kept in self._leaving:
-            self._cache.release(kept)
+            self._cache.release(kept, now_s)
         self._leaving.clear()
 
     def find(self, slots: Indices, known: Ints, asked: Ints) -> Found | None:

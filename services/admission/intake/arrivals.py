@@ -13,6 +13,7 @@ from services.admission.cancels import Cancels
 from services.admission.config import AdmissionConfig
 from services.admission.intake.reading import Intake
 from services.admission.intake.refusals import Refusals
+from services.admission.intake.rounds import Rounds
 from services.admission.intake.stall import Stall
 from services.admission.intake.token_bucket import TokenBuckets
 from services.admission.placement import Placement, slow_down
@@ -91,6 +92,7 @@ class Arrivals:
         placer: Placer,
         core: AdmissionCore,
         intake: Intake,
+        rounds: Rounds,
         placement: Placement,
         cancels: Cancels,
         refusals: Refusals,
@@ -102,8 +104,8 @@ class Arrivals:
     ) -> None:
         self._owner, self._clock, self._tracing, self._rules = owner, clock, tracing, rules
         self._buckets, self._records, self._placer, self._core = buckets, records, placer, core
-        self._intake, self._placement, self._cancels = intake, placement, cancels
-        self._refusals, self._sweep, self._stall = refusals, sweep, stall
+        self._intake, self._rounds, self._placement = intake, rounds, placement
+        self._cancels, self._refusals, self._sweep, self._stall = cancels, refusals, sweep, stall
         self._chores, self._tally = chores, tally
         self._tool_format = tool_format  # by model
         self._reading = Shares(cfg.receive_limit)
@@ -252,7 +254,8 @@ class Arrivals:
             traceparent=traceparent,
             caller=caller,
         )
-        record = self._records.with_small(record, body)
+        read = self._records.with_small(record, body)
+        record = await self._once_led(lambda: self._rounds.of(read), until)
         self._buckets.take(tenant, limits, record.prompt_tokens, admissions, now)
         refusable_s = self._core.refusable_s(record, now_unix_s=now)
         if refusable_s is not None and not self._core.tries(record, now_unix_s=now):

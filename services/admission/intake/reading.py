@@ -289,7 +289,8 @@ class Intake:
         named = self._rules.tiers.named(tier)
         slo = resolve(request.slo or named.slo_of(wanted.model), len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
-            raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+            bounds = "ttft_s, tbt_s, ttlt_s or task_ttlt_s"
+            raise PeerError(f"an SLO must bound something: {bounds}", param="slo")
         if not request.allow_relegation:
             check_attainable(slo, len(prompt), worker)
         most = self._rules.tenants.most_importance(request.tenant, named.importance)

@@ -75,6 +75,7 @@ class ChoiceVerdict(Struct, frozen=True, kw_only=True):
     worst_tbt_s: float | None
     ttlt_s: float | None
     first_missed: FirstMissed | None
+    task_left_s: float | None
 
 
 def told(verdict: Verdict) -> ChoiceVerdict:

@@ -112,7 +112,7 @@ class AskBody(AnyBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def session(self) -> str:
-        """The session that the request belongs to. No router uses it yet."""
+        """The session that the request belongs to: a task, if it has a deadline."""
         return self.user or ""
 
 

@@ -15,6 +15,7 @@ SLO_HEADERS = {
     "tbt_s": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     "ttlt_s": ("x-slackline-slo-ttlt-ms", "x-llm-d-slo-ttlt-ms", "x-slo-ttlt-ms"),
     "thinking_tbt_s": ("x-slackline-slo-thinking-tpot-ms",),
+    "task_ttlt_s": ("x-slackline-slo-task-ttlt-ms",),
 }
 MULTIPLES = {"ttft_s": "ttft_x", "tbt_s": "tbt_x", "ttlt_s": "ttlt_x"}
 LEAST_MS, MOST_MS = 1e3 * SHORTEST_S, 1e3 * LONGEST_S

@@ -182,6 +182,7 @@ class WorkerCore:
             NO_BODY if isinstance(body, str) else body,
             eos_token_ids=self._eos_token_ids,
             end_of_thinking=self._end_of_thinking,
+            keep_s=hold.keep_s,
         )
         held = self._holdings.add(request, now_unix_s)
         self._accounting.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))

@@ -6,16 +6,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shared.core.prefixes.idle import Idle
 from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changes, Where
 
 
 class Kept:
     """One request's part of a cache: the chain of its text, and the blocks that it owns there."""
 
-    __slots__ = ("chain", "named", "owned")
+    __slots__ = ("chain", "keep_s", "named", "owned")
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = list(chain)
+    def __init__(self, chain: Chain, keep_s: float = 0.0) -> None:
+        self.chain, self.keep_s = list(chain), keep_s
         self.named = 0  # blocks of the chain that are in the cache, or another's copy of them is
         self.owned: list[int] = []  # in order
 
@@ -23,8 +24,8 @@ class Kept:
 class PrefixCache:
     """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
     their owners. A block outlives its owners: then it is idle, may be found again, and gives way
-    when its room is needed: that which was left longest ago first, the end of a text before its
-    beginning. It goes to the host's memory, where the one that came longest ago gives way, and back
+    when its room is needed, in the order that Idle has, the end of a text before its beginning. It
+    goes to the host's memory, where the one that came longest ago gives way, and back
     when a request begins with it: each block is in one place.
 
     All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
@@ -38,7 +39,7 @@ class PrefixCache:
         self._capacity_blocks = capacity_blocks
         self._block_tokens, self._each = block_tokens, CHAIN_TOKENS // block_tokens
         self._owners: dict[int, int] = {}  # by hash
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = Idle()
         self._host: OrderedDict[int, None] = OrderedDict()
         self._host_most = host_blocks // self._each  # hashes
         self.loaded_tokens = 0  # that the iteration has brought back from the host
@@ -67,7 +68,7 @@ class PrefixCache:
     def take(self, kept: Kept, hashes: int) -> None:
         """The request, which owns nothing, begins with so many hashes, which `match` found."""
         for block in kept.chain[:hashes]:
-            self._idle.pop(block, None)
+            self._idle.discard(block)
             owners = self._owners.get(block, 0) + 1
             if block in self._host:
                 self._come_back(block)
@@ -93,15 +94,15 @@ class PrefixCache:
                     self.changes.note(block, Where.GPU)
         kept.named = max(kept.named, full)
 
-    def release(self, kept: Kept) -> None:
-        """The request leaves its blocks, the end of its text first."""
+    def release(self, kept: Kept, now_s: float = 0.0) -> None:
+        """The request leaves its blocks, the end of its text first. Time never goes back."""
         for block in reversed(kept.owned):
             owners = self._owners[block] - 1
             self._owners[block] = owners
             if owners:
                 self.shared -= self._each
             else:
-                self._idle[block] = None
+                self._idle.add(block, now_s, kept.keep_s)
         kept.owned.clear()
         kept.named = 0
         self.fit(self._capacity_blocks)
@@ -110,7 +111,7 @@ class PrefixCache:
         """At most so many idle blocks stay."""
         most = max(room_blocks, 0) // self._each
         while len(self._idle) > most:
-            block = self._idle.popitem(last=False)[0]
+            block = self._idle.pop()
             del self._owners[block]
             self._host[block] = None
             self._note(block, Where.HOST)

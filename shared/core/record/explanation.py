@@ -50,7 +50,7 @@ def explanation(
         timeline = _seen_by(tenant, timeline)
     if verdict is None:
         missed = first_missed(
-            record.slo, record.arrived_unix_s, measure, timeline, now_unix_s, good=False
+            record.judged_slo, record.arrived_unix_s, measure, timeline, now_unix_s, good=False
         )
     else:
         missed = verdict.first_missed
@@ -62,7 +62,7 @@ def explanation(
         tier=record.tier,
         answer=_answer(record, measure, timeline, missed),
         state=state_of(record).value,
-        slo=record.slo,
+        slo=record.judged_slo,
         service_class=record.service_class if verdict is None else verdict.service_class,
         relegated=record.relegated,
         arrived_unix_s=record.arrived_unix_s,
@@ -83,6 +83,7 @@ def explanation(
         left_out=timeline.left_out,
         verdict=verdict,
         model=record.model,
+        task=record.task,
     )
 
 
@@ -148,9 +149,9 @@ def answer(record: Record) -> str:
 def _answer(
     record: Record, measure: Measure, timeline: RequestTimeline, missed: FirstMissed | None
 ) -> str:
-    verdict = record.verdict
+    verdict, of_task = record.verdict, _of_task(record, timeline)
     if missed is None:
-        return f"{_standing(record, verdict)}{_first_token(record, measure)}."
+        return f"{_standing(record, verdict)}{_first_token(record, measure)}{of_task}."
     account = _until_missed(timeline, missed)
     what = {0: "its last token", 1: "its first token"}.get(
         missed.token, f"its token {missed.token}"
@@ -165,7 +166,7 @@ def _answer(
     due = f"due at {in_seconds(missed.due_s, decimals)}"
     spent_s = account.seconds(missed.cause)
     went = f"{in_seconds(spent_s)} of that went into {why(record, timeline, account, missed.cause)}"
-    return f"late{by}: {what} was {due} and {came}; {went}."
+    return f"late{by}: {what} was {due} and {came}; {went}{of_task}."
 
 
 def _standing(record: Record, verdict: Verdict | None) -> str:
@@ -182,6 +183,17 @@ def _standing(record: Record, verdict: Verdict | None) -> str:
     if verdict.finish_reason is FinishReason.REFUSED:
         return f"refused{told}"
     return f"{verdict.finish_reason.value}{told} before it missed a deadline"
+
+
+def _of_task(record: Record, timeline: RequestTimeline) -> str:
+    """The round that the request is of its task, and the time that the task has left."""
+    task, verdict = record.task, record.verdict
+    if task is None:
+        return ""
+    until_unix_s = timeline.account.until_unix_s or record.arrived_unix_s
+    left_s = task.due_unix_s - (until_unix_s if verdict is None else verdict.ended_unix_s)
+    left = f"has {in_seconds(left_s)} left" if left_s >= 0 else f"is {in_seconds(-left_s)} late"
+    return f"; round {task.number} of a task that {left}"
 
 
 def _first_token(record: Record, measure: Measure) -> str:

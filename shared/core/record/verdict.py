@@ -27,9 +27,9 @@ def ended(
     measure = resume.measure
     tokens = len(resume.tokens) // 4
     thinking = measure.thought(record.slo)
-    arrived = record.arrived_unix_s
+    arrived, slo = record.arrived_unix_s, record.judged_slo
     good = reason in GOOD_ENDS
-    broke = missed(measure, record.slo, arrived) if good else Missed.END
+    broke = missed(measure, slo, arrived) if good else Missed.END
     ended_unix_s = measure.last_unix_s if tokens and good else now_unix_s
     resume = _complete(record, resume, ended_unix_s)
     verdict = Verdict(
@@ -58,7 +58,8 @@ def ended(
         else None,
         first_missed=None
         if broke is Missed.NOTHING
-        else first_missed(record.slo, arrived, measure, resume.diary, ended_unix_s, good=good),
+        else first_missed(slo, arrived, measure, resume.diary, ended_unix_s, good=good),
+        task_left_s=None if record.task is None else record.task.due_unix_s - ended_unix_s,
     )
     return replace(
         record, state=RecordState.ENDED, verdict=verdict, resume=resume, relegated=verdict.relegated

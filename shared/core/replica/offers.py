@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
+from shared.core.prefixes.sessions import Sessions
 from shared.core.replica.events import Answer, HoldDone, SendHold, WorkerGone
 from shared.core.replica.fairness import Fairness
 from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, Slots, attempt_of
+from shared.perf.iteration_time import Profile
 from shared.policy.seam import Admission, Declared
 from shared.schemas import (
     Announce,
@@ -62,7 +64,8 @@ class Held(NamedTuple):
 class OfferDesk:
     """The desk of one replica: offers come in, the policy decides, holds and answers go out."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile) -> None:
+        self._sessions = Sessions(profile)
         self.reserved: dict[int, Reservation] = {}  # by slot
         self.decide_unix_s = math.inf  # when the gathered offers are answered at the latest
         self.slots, self.fairness = Slots(), Fairness()
@@ -105,6 +108,7 @@ class OfferDesk:
         """
         answers: list[Answer] = []
         for offer in offers:
+            self._sessions.arrives(offer, now_unix_s)
             declined, slot = self._declined.get(attempt_of(offer)), self.slots.of(offer)
             if declined is not None:
                 answers.append(Answer(offer.key, offer.attempt, declined))
@@ -136,7 +140,7 @@ class OfferDesk:
         asked = [offer for offer, _ in gathered]
         for offer in asked:
             self.fairness.enter(offer, table, now_unix_s)
-        free = self.slots.free
+        free, kv_tokens = self.slots.free, table.kv_blocks * table.block_tokens
         for (offer, copies), admission in zip(gathered, admit(self.promised, asked), strict=True):
             if not admission.accepted:
                 answer = OfferDeclined(reason=admission.reason, earliest_s=admission.earliest_s)
@@ -156,6 +160,7 @@ class OfferDesk:
                     key=offer.key,
                     attempt=offer.attempt,
                     body_key=offer.body_key,
+                    keep_s=self._sessions.keep_s(offer, kv_tokens),
                 )
                 actions.append(SendHold(hold))
         for offer in asked:
@@ -195,9 +200,17 @@ class OfferDesk:
         return Held(answers)
 
     def leave(
-        self, slot: int, offer: Offer, *, last_seq: int, prompt_tokens: int, output_tokens: int
+        self,
+        slot: int,
+        offer: Offer,
+        at_unix_s: float,
+        *,
+        last_seq: int,
+        prompt_tokens: int,
+        output_tokens: int,
     ) -> None:
         """A request left, with these tokens computed; plans up to `last_seq` may name its slot."""
+        self._sessions.ended(offer, at_unix_s)
         self.fairness.leave(offer, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         self.slots.forget(offer)
         self.slots.retire(slot, last_seq)

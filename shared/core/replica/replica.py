@@ -77,7 +77,7 @@ class ReplicaCore:
         self._sync = 0
         self._seq = 0  # of the plan to send next
         self._acked_seq = 0
-        self._desk = OfferDesk()
+        self._desk = OfferDesk(self._learned.profile)
         self._planned = PlannedAhead()
         self._leaving = Leaving()
         self.kept = KeptPrefixes()
@@ -269,7 +269,7 @@ class ReplicaCore:
         ended: list[Ended] = []
         for slot, why in ack.ended:
             if self._table.holds(slot):
-                gone = self._remove(slot)
+                gone = self._remove(slot, ack.ended_unix_s)
                 if why in (FinishReason.STOP, FinishReason.LENGTH):
                     ended.append(gone)
             elif slot in self._desk.reserved:
@@ -305,18 +305,15 @@ class ReplicaCore:
             self._table.leave(slot)
         self._changed()
 
-    def _remove(self, slot: int) -> Ended:
+    def _remove(self, slot: int, at_unix_s: float) -> Ended:
         table = self._table
         row = int(table.row_of[slot])
         generated = int(table.generated_tokens[row]) - self._ahead.overcounted(slot)
         computed = int(table.computed_tokens[row]) if table.kv_held_blocks[row] else 0
         offer = table.remove(slot)
+        made, last = generated - offer.generated_tokens, self._seq - 1
         self._desk.leave(
-            slot,
-            offer,
-            last_seq=self._seq - 1,
-            prompt_tokens=computed,
-            output_tokens=generated - offer.generated_tokens,
+            slot, offer, at_unix_s, last_seq=last, prompt_tokens=computed, output_tokens=made
         )
         self._expired.discard(slot)
         self._ahead.releasing.discard(slot)

@@ -51,6 +51,7 @@ class HeldRequest:
     stops: frozenset[int]
     end_of_thinking: int | None  # the token that ends thinking; None: the model has none
     thinks_for: int | None  # number of thinking tokens, where that is known beforehand
+    keep_s: float  # that its KV stays longer than others once it has ended
     computed: int = 0  # KV positions filled
     drafted: int = 0  # positions filled in the draft model's KV
     # tokens of the prompt found in a prefix cache when it was first computed
@@ -69,6 +70,7 @@ class HeldRequest:
         *,
         eos_token_ids: frozenset[int],
         end_of_thinking: int | None,
+        keep_s: float,
     ) -> "HeldRequest":
         resume = record.resume
         tokens = unpack_list(resume.tokens)
@@ -93,6 +95,7 @@ class HeldRequest:
             stops=frozenset(sampling.stop_token_ids) | ends,
             end_of_thinking=end_of_thinking,
             thinks_for=_thinks_for(sampling, prompt, end_of_thinking),
+            keep_s=keep_s,
         )
 
     @property
@@ -152,6 +155,7 @@ class HeldRequest:
             self.adapter,
             Resume(tokens=pack(self.tokens), text=self.text),
             salt_of(self.record.salt, self.adapter),
+            self.keep_s,
         )
 
     # ------------------------------------------------------------ after an iteration

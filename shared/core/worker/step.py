@@ -39,6 +39,7 @@ class Load(NamedTuple):
     adapter: str = ""
     resume: Resume = Resume()
     salt: bytes = b""  # texts of other salts share no KV with it
+    keep_s: float = 0.0  # that its KV stays longer than others once it has ended
 
 
 class Work(NamedTuple):

@@ -7,6 +7,7 @@ are held to both, speculation included.
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -113,13 +114,18 @@ def make(policy: str) -> Policy:
     return registry.make(policy)
 
 
-def engine(announce: Announce = ANNOUNCE, *, prefix_caching: bool = False) -> SimEngine:
+def engine(
+    announce: Announce = ANNOUNCE,
+    *,
+    prefix_caching: bool = False,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> SimEngine:
     facts = FACTS._replace(
         kv_blocks=announce.kv_blocks,
         host_kv_blocks=announce.host_kv_blocks,
         kv_load_s=announce.kv_load_s,
     )
-    return SimEngine(facts, PROFILE, wait=None, clock=lambda: 0.0, prefix_caching=prefix_caching)
+    return SimEngine(facts, PROFILE, wait=None, clock=clock, prefix_caching=prefix_caching)
 
 
 def plan_of(plan: BatchPlan, now_s: float) -> Plan:

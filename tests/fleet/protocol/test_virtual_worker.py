@@ -41,7 +41,7 @@ class Both:
         self.real = made.worker_core(
             ANNOUNCE.replica, "1", kv_blocks=kv_blocks, context_tokens=8192, max_slots=64
         )
-        self.engine = engine(announce, prefix_caching=prefixes)
+        self.engine = engine(announce, prefix_caching=prefixes, clock=lambda: self.now_s)
         self.processor = OutputProcessor(Tokenizer.builtin())
         self.held = set[int]()
         # what the real engine did
@@ -74,7 +74,10 @@ class Both:
         measure = measure.emit(made, 0.0, record.slo) if made else measure
         record = replace(record, resume=Resume(tokens=pack(before), measure=measure))
         record = placed(record, ANNOUNCE.replica, "1")
-        hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
+        keep_s = rng.choice([0.0, 0.0, 1.0, 30.0])
+        hold = Hold(
+            epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt, keep_s=keep_s
+        )
         own = Piece(-number, output + made)
         chain = chain_of_pieces([*pieces, own]) if self.prefixes else ()
         self.virtual.hold(hold, record, body, array("d", [0.0] * made), chain)

@@ -8,7 +8,8 @@ from shared import schemas
 KINDS: list[Any] = [
     schemas.GenerateRequest, schemas.Received, schemas.Refused, schemas.Attach, schemas.Replay,
     schemas.Explain, schemas.Explanation,
-    schemas.StreamEvent, schemas.Body, schemas.Resume, schemas.Record, schemas.Offer,
+    schemas.StreamEvent, schemas.Body, schemas.Resume, schemas.Record,
+    schemas.TaskSoFar, schemas.Offer,
     schemas.OfferAnswer, schemas.Digest, schemas.Announce, schemas.Hold, schemas.HoldAnswer,
     schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,

@@ -82,7 +82,7 @@ def _token(slot: _Slot, n: int) -> int:
 
 class SimEngine(KnowsFacts):
     """Implements Engine (services/worker/engine.py). `pace` multiplies every duration.
-    `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps or reads a clock. A
+    `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps. A
     draft costs the fractions `facts.draft` of the profile (none: only roots are verified). The
     acceptance model decides which drafts are accepted. `prefix_caching`: texts begin with what
     others computed, as in the torch engine, but for whole stretches of CHAIN_TOKENS only.
@@ -132,7 +132,7 @@ class SimEngine(KnowsFacts):
         if self._cache is not None:
             state = self._slots[load.slot]
             state.text, state.salt = list(load.tokens), load.salt
-            state.kept = Kept(chain_of(load.tokens, load.salt))
+            state.kept = Kept(chain_of(load.tokens, load.salt), load.keep_s)
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
@@ -232,7 +232,7 @@ class SimEngine(KnowsFacts):
     def _leave(self, state: _Slot) -> None:
         self._free_blocks += state.blocks
         if self._cache is not None and state.kept is not None:
-            self._cache.release(state.kept)
+            self._cache.release(state.kept, self._clock())
 
     def snapshot(self) -> EngineState:
         shared = 0 if self._cache is None else self._cache.shared

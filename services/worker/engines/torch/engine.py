@@ -158,6 +158,7 @@ class TorchEngine(KnowsFacts):
             load.seed,
             constraint,
             Prefix(self._facts.block_tokens, load.salt),
+            load.keep_s,
         )
 
     @torch.inference_mode()
@@ -243,7 +244,7 @@ class TorchEngine(KnowsFacts):
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
-        self._blocks.release(state.place)
+        self._blocks.release(state.place, time.monotonic(), state.keep_s)
         if self._draft is not None:
             self._draft.release(slot)
         size = self._facts.block_tokens
@@ -252,7 +253,8 @@ class TorchEngine(KnowsFacts):
         state.prefix.restart()
 
     def release(self, slot: Slot) -> None:
-        self._blocks.release(self._slots.pop(slot).place)
+        state = self._slots.pop(slot)
+        self._blocks.release(state.place, time.monotonic(), state.keep_s)
         if self._draft is not None:
             self._draft.release(slot)
 

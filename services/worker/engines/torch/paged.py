@@ -3,7 +3,6 @@ A new sequence begins where it can grow without a break, so that its keys mostly
 which kernels read in place. Sequences that begin alike share these blocks.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.engines.torch.host import PIECE, HostKv
+from shared.core.prefixes.idle import Idle
 from shared.prefix import Changes, Where
 
 _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger array
@@ -62,9 +62,9 @@ class Place:
 
 class Blocks:
     """The blocks of the pool, 0..total-1, and their owners. A block whose tokens are known by a
-    hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. The block
-    that has been idle for longest is taken first; what it holds goes to the host's memory, if there
-    is one. A shared block is full, so nobody writes to it again.
+    hash (prefixes.py) outlives its owners: it is idle, counts as free, and may be shared. Idle ones
+    are taken in the order that Idle has; what one holds goes to the host's memory, if there is one.
+    A shared block is full, so nobody writes to it again.
     """
 
     def __init__(self, total: int, block_tokens: int, host: HostKv | None = None) -> None:
@@ -77,7 +77,7 @@ class Blocks:
         self.shared = 0  # the sum of all owners beyond the first of each block
         self._hash_of: dict[int, bytes] = {}
         self._known: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = Idle()
         self._host = host
         self._marks: dict[bytes, int] = {}  # the hash of a prefix that ends with a known block
         self.changes = Changes()  # of these
@@ -100,7 +100,7 @@ class Blocks:
 
     def _make_room(self, blocks: int) -> None:
         while self._unused < blocks:
-            self._forget(self._idle.popitem(last=False)[0])
+            self._forget(self._idle.pop())
 
     def _next(self, place: Place) -> int:
         """An unused block, which the sequence gets; behind its last one if that is unused."""
@@ -117,10 +117,10 @@ class Blocks:
         for _ in range(len(place.blocks) - -(-tokens // self._block_tokens)):
             self._leave(place.remove_last())
 
-    def release(self, place: Place) -> None:
+    def release(self, place: Place, now_s: float = 0.0, keep_s: float = 0.0) -> None:
         """Takes the blocks of `place` away. The end of the sequence becomes idle first."""
         for block in reversed(place.blocks):
-            self._leave(block)
+            self._leave(block, now_s, keep_s)
 
     # ------------------------------------------------------------ shared blocks
 
@@ -143,7 +143,7 @@ class Blocks:
         for each in found:
             block = self._known.get(each)
             if block is not None:
-                self._idle.pop(block, None)
+                self._idle.discard(block)
                 self._owners[block] += 1
                 self.shared += bool(self._owners[block] > 1)
         for first in range(0, len(found), PIECE):
@@ -211,13 +211,13 @@ class Blocks:
             self._host.check()
             assert not any(digest in self._host for digest in self._known), "in two places"
 
-    def _leave(self, block: int) -> None:
+    def _leave(self, block: int, now_s: float = 0.0, keep_s: float = 0.0) -> None:
         self._owners[block] -= 1
         if self._owners[block]:
             self.shared -= 1
             return
         if block in self._hash_of:
-            self._idle[block] = None
+            self._idle.add(block, now_s, keep_s)
         else:
             self._taken[block + 1] = 0
             self._unused += 1

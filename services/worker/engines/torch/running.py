@@ -19,6 +19,7 @@ class Running:
     seed: int
     constraint: Constraint | None  # None: free text
     prefix: Prefix
+    keep_s: float  # as in Load
     computed: int = 0
     # from `min_tokens` on, the likeliest token by the logits is its token, whatever its text
     likeliest: bool = field(init=False)

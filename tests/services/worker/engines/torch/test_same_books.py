@@ -64,7 +64,14 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_bloc
         for slot in range(SLOTS):
             if slot not in left and rng.random() < 0.4:
                 tokens = prompt(rng, SLOTS * step + slot)
-                load = Load(Slot(slot), tokens, 0, Sampling(temperature=0.0, ignore_eos=True), step)
+                load = Load(
+                    Slot(slot),
+                    tokens,
+                    0,
+                    Sampling(temperature=0.0, ignore_eos=True),
+                    step,
+                    keep_s=rng.choice([0.0, 0.0, 512.0]),  # longer than the test takes
+                )
                 real.load(load)
                 sim.load(load)
                 left[slot] = known[slot] = len(tokens)
