@@ -241,8 +241,6 @@ class Declared:
     """Properties of a policy that the core relies on."""
 
     drops: bool = False  # the policy may release requests as "dropped"
-    gather_s: float = 0.0  # the longest that an offer waits for others to be decided with it
-    gather_offers: int = 8  # offers that do not wait any longer
     # the pools of the replicas, in turn, of fleets that do not configure them (simulated ones)
     pools: Sequence[str] = ("",)
 

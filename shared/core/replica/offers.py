@@ -2,7 +2,6 @@
 have a slot while the worker is asked, and those that were declined and stay so.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from shared.core.replica.fairness import Fairness
 from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, Slots, attempt_of
 from shared.perf.iteration_time import Profile
-from shared.policy.seam import Admission, Declared
+from shared.policy.seam import Admission
 from shared.schemas import (
     Announce,
     Hold,
@@ -67,14 +66,18 @@ class OfferDesk:
     def __init__(self, profile: Profile) -> None:
         self._sessions = Sessions(profile)
         self.reserved: dict[int, Reservation] = {}  # by slot
-        self.decide_unix_s = math.inf  # when the gathered offers are answered at the latest
         self.slots, self.fairness = Slots(), Fairness()
         self._gathered: dict[Attempt, Gathered] = {}
         self._declined: OrderedDict[Attempt, OfferAnswer] = OrderedDict()
 
     @property
     def idle(self) -> bool:
-        return not self._gathered and not self.reserved
+        return not self.undecided and not self.reserved
+
+    @property
+    def undecided(self) -> bool:
+        """True if received offers wait for `decide`."""
+        return len(self._gathered) > 0
 
     @property
     def promised(self) -> list[Offer]:
@@ -99,12 +102,10 @@ class OfferDesk:
         offers: Sequence[Offer],
         facts: Announce | None,
         table: RequestTable,
-        declared: Declared,
         now_unix_s: float,
     ) -> list[Answer]:
-        """Gather the offers that a policy must decide, by `decide_unix_s`; answer the others. A
-        copy of a reserved offer gets its answer with the first. `facts`: None while the worker's
-        state is not known.
+        """Gather the offers that a policy must decide; answer the others. A copy of a reserved
+        offer gets its answer with the first. `facts`: None while the worker's state is not known.
         """
         answers: list[Answer] = []
         for offer in offers:
@@ -122,10 +123,6 @@ class OfferDesk:
                 earlier = self._gathered.get(attempt_of(offer))
                 copies = 1 if earlier is None else earlier.copies + 1
                 self._gathered[attempt_of(offer)] = Gathered(offer, copies)
-        if self._gathered:
-            self.decide_unix_s = min(self.decide_unix_s, now_unix_s + declared.gather_s)
-            if len(self._gathered) >= declared.gather_offers:
-                self.decide_unix_s = now_unix_s
         return answers
 
     def decide(
@@ -136,7 +133,6 @@ class OfferDesk:
         """
         actions: list[Answer | SendHold] = []
         gathered, self._gathered = list(self._gathered.values()), {}
-        self.decide_unix_s = math.inf
         asked = [offer for offer, _ in gathered]
         for offer in asked:
             self.fairness.enter(offer, table, now_unix_s)

@@ -113,10 +113,8 @@ class ReplicaCore:
                 self._on_synced(event, now_unix_s)
             case Offered():
                 facts = self._announce if self.synced else None
-                actions += self._desk.receive(
-                    event.offers, facts, self._table, self._policy.declared, now_unix_s
-                )
-                if now_unix_s >= self._desk.decide_unix_s:
+                actions += self._desk.receive(event.offers, facts, self._table, now_unix_s)
+                if self._desk.undecided:
                     self._decide(now_unix_s, actions)
             case HoldDone():
                 self._on_hold_done(event, now_unix_s, actions)
@@ -136,7 +134,7 @@ class ReplicaCore:
     def wake_at_unix_s(self) -> float | None:
         if not self.synced:
             return None
-        wake = min(self._next_expiry_unix_s, self._again_unix_s, self._desk.decide_unix_s)
+        wake = min(self._next_expiry_unix_s, self._again_unix_s)
         if self._ahead.flights:
             wake = min(wake, self._overdue_unix_s())
         if not self._idle and len(self._ahead.flights) < self._set.depth:
@@ -326,8 +324,6 @@ class ReplicaCore:
             raise OutOfSync(f"ack {self._ahead.flights[0].seq} is overdue")
         if now_unix_s >= self._next_expiry_unix_s:
             self._expire(now_unix_s)
-        if now_unix_s >= self._desk.decide_unix_s:
-            self._decide(now_unix_s, actions)
         if now_unix_s >= self._again_unix_s:
             self._changed()
         while (
