@@ -4,32 +4,17 @@ beginning, whose planner expects what is found there; tenants share nothing unle
 
 import asyncio
 import re
-from random import Random
 
 import httpx
 import pytest
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from loadgen.load.mix import PlannedRequest
-from loadgen.load.texts.prompts import Prompts
-from loadgen.simulator.deployment import Deployment, ReplicaFacts
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import simulate
-from loadgen.simulator.traffic import Traffic
-from shared import subjects
-from shared.prefix import Piece
-from shared.rules.tiers import DEFAULT
-from shared.schemas import GenerateRequest, Sampling
 from shared.telemetry import conventions as names
+from tests.fleet.documents import check_found
 from tests.fleet.live import WAIT_S, ask, client_of, request_for
 
 BEGINNING = "You are a careful assistant that answers in one sentence. " * 20
 ROUNDS = 8
-
-# Documents that two small caches cannot keep all at once, and questions to them.
-DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS, QUESTIONS = 10, 640, 40, 4, 60
-KV_BLOCKS, BLOCK_TOKENS = 256, 16
-POINTS = 2.0
 
 
 async def total(fleet: Fleet, name: str) -> float:
@@ -74,43 +59,5 @@ async def test_requests_that_begin_alike_go_where_their_beginning_is(engine: str
 @pytest.mark.slow
 async def test_torch_engines_find_as_much_of_prompts_as_the_simulator_says() -> None:
     pytest.importorskip("torch")
-    chance = Random(11)
-    planned = [
-        PlannedRequest(
-            number=n,
-            arrival_s=10.0 * n,
-            prompt_tokens=DOCUMENT_TOKENS + QUESTION_TOKENS,
-            output_tokens=ANSWER_TOKENS,
-            tier="chat",
-            importance=1.0,
-            tenant=subjects.DEFAULT_TENANT,
-            application="",
-            pieces=(Piece(chance.randrange(DOCUMENTS), DOCUMENT_TOKENS),),
-        )
-        for n in range(QUESTIONS)
-    ]
-    facts = ReplicaFacts(kv_blocks=KV_BLOCKS, block_tokens=BLOCK_TOKENS, context_tokens=4096)
-    deployment = Deployment("slackline", "cpu-tiny", 2, latency=Latency.live(), facts=facts)
-    simulated = simulate(Traffic(planned, DEFAULT), deployment).verdicts
-    spec = FleetSpec(
-        replicas=2,
-        engine="torch",
-        profile="cpu-tiny",
-        drain_s=2.0,
-        environment={"SLACKLINE_WORKER_KV_BLOCKS": str(KV_BLOCKS)},
-    )
-    lived, prompts = [], Prompts(11)
-    async with Fleet(spec) as fleet, client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
-        for each in planned:
-            sampling = Sampling(max_tokens=ANSWER_TOKENS, ignore_eos=True)
-            asked = GenerateRequest(
-                request_id=str(each.number), token_ids=prompts.ids(each), sampling=sampling
-            )
-            lived.append((await ask(client, asked)).verdict)
-    live, said = (
-        100 * sum(v.cached_tokens for v in verdicts if v) / sum(r.prompt_tokens for r in planned)
-        for verdicts in (lived, simulated)
-    )
-    print(f"found: live {live:.1f} %, simulated {said:.1f} %")
-    assert 20 < said < 80, "this load shows nothing"
-    assert live == pytest.approx(said, abs=POINTS)
+    spec = FleetSpec(replicas=2, engine="torch", profile="cpu-tiny", drain_s=2.0)
+    await check_found(spec, kv_blocks=256, block_tokens=16)

@@ -19,6 +19,7 @@ from shared import subjects
 from shared.columns import unpack_list
 from shared.schemas import GenerateRequest, PlanAck, Sampling
 from shared.vocabulary import ReplicaId
+from tests.fleet.documents import check_found
 from tests.fleet.live import ask, check, client_of, draw_requests, under_load, until_idle
 from tests.services.worker.vllm.adapter import write_adapter
 from tests.services.worker.vllm.conftest import DRAFT, OURS
@@ -159,3 +160,15 @@ async def test_what_is_not_vllms_to_say_is_refused_before_anything_starts() -> N
     with pytest.raises(ChildError, match="async_scheduling"):
         async with Fleet(spec):
             await asyncio.sleep(0)
+
+
+async def test_what_is_found_of_prompts_is_what_the_simulator_says() -> None:
+    spec = FleetSpec(
+        replicas=2,
+        engine="vllm",
+        model=str(OURS),
+        vllm={"max_model_len": 2048},
+        drain_s=2.0,
+        environment={"SLACKLINE_WORKER_PROFILE_S": "3"},
+    )
+    await check_found(spec, kv_blocks=128, block_tokens=BLOCK_TOKENS)
