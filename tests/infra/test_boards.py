@@ -161,7 +161,7 @@ async def watched(folder: Path) -> AsyncIterator[Watched]:
 
 async def ask_on(url: str) -> None:
     """Ask without end, in bursts: some ask for a first token sooner than can be, some for no such
-    model.
+    model, and some are rounds of a task.
     """
     async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as http:
 
@@ -173,8 +173,11 @@ async def ask_on(url: str) -> None:
             }
             if n % 16 == 15:
                 body["model"] = "no-such-model"
-            soon = {"x-llm-d-slo-ttft-ms": "0.1"} if n % 16 == 7 else {}
-            await http.post(f"{url}/v1/completions", json=body, headers=soon)
+            headers = {"x-llm-d-slo-ttft-ms": "0.1"} if n % 16 == 7 else {}
+            if n % 16 == 3:
+                headers = {"x-slackline-slo-task-ttlt-ms": "60000"}
+                body["user"] = f"task-{n}"
+            await http.post(f"{url}/v1/completions", json=body, headers=headers)
 
         while True:
             await asyncio.gather(*(ask(n) for n in range(48)))
