@@ -20,11 +20,14 @@ from shared.schemas import GenerateRequest, Sampling
 from tests.fleet.live import WAIT_S, ask, client_of
 
 DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS, QUESTIONS = 10, 640, 40, 4, 60
-POINTS = 2.0
 
 
-async def check_found(spec: FleetSpec, *, kv_blocks: int, block_tokens: int) -> None:
-    """Raises AssertionError where the engines find another part of the prompts, by POINTS."""
+async def check_found(
+    spec: FleetSpec, *, kv_blocks: int, block_tokens: int, points: float = 2.0
+) -> None:
+    """Raises AssertionError where the engines find another part of the prompts, by so many points
+    of a hundred.
+    """
     chance = Random(11)
     planned = [
         PlannedRequest(
@@ -64,4 +67,4 @@ async def check_found(spec: FleetSpec, *, kv_blocks: int, block_tokens: int) -> 
     )
     print(f"found: live {live:.1f} %, simulated {said:.1f} %")
     assert 20 < said < 80, "this load shows nothing"
-    assert abs(live - said) <= POINTS
+    assert abs(live - said) <= points

@@ -171,4 +171,5 @@ async def test_what_is_found_of_prompts_is_what_the_simulator_says() -> None:
         drain_s=2.0,
         environment={"SLACKLINE_WORKER_PROFILE_S": "3"},
     )
-    await check_found(spec, kv_blocks=128, block_tokens=BLOCK_TOKENS)
+    # its blocks give way in an order of its own
+    await check_found(spec, kv_blocks=128, block_tokens=BLOCK_TOKENS, points=4.0)
