@@ -73,7 +73,7 @@ def _make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         return engine, Tokenizer.load(folder)
     if cfg.engine == "vllm":
         if cfg.host_kv_tokens:
-            raise ConfigError("host_kv_tokens is not of vllm, which has its own: see docs/vllm.md")
+            raise ConfigError("host_kv_tokens: engine vllm keeps no KV in the host's memory")
         folder = models.folder(cfg.model or models.DEFAULT)
         if cfg.profile:
             profiles.read(cfg.profile)

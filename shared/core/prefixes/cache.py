@@ -24,9 +24,9 @@ class Kept:
 class PrefixCache:
     """The books of an engine's prefix cache, by hash: the blocks of its KV whose text is known, and
     their owners. A block outlives its owners: then it is idle, may be found again, and gives way
-    when its room is needed, in the order that Idle has, the end of a text before its beginning. It
-    goes to the host's memory, where the one that came longest ago gives way, and back
-    when a request begins with it: each block is in one place.
+    when its room is needed: in the order of Idle, the end of a text before its beginning. What
+    gives way goes to the host's memory, where that which came longest ago gives way, and comes back
+    when a request begins with it. Each block is in one place.
 
     All counts are KV blocks of `block_tokens`, several to a hash. At most `capacity_blocks` are
     idle, and fewer where `fit` is told so. The host has room for `host_blocks`.

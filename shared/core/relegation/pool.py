@@ -1,6 +1,5 @@
 """The order in which requests of the best-effort pool are placed: by importance, then by the tokens
-that their tenant was given (the fewest first), then by age
-(and nearest.py).
+that their tenant was given (the fewest first), then by age. nearest.py then looks at prefixes.
 
 Replicas take only requests of their model whose needs they meet. Requests with the same of both
 have an order, and the first of these orders' firsts is next. A step costs the logarithm of the

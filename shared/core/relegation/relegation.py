@@ -1,8 +1,8 @@
 """RelegationCore: decides which relegated request goes to which replica with surplus.
 
-The order is importance, the tenant given least, then age (pool.py), to which adds what the replica
-has of a prompt (nearest.py). A request waits for a replica of its model that meets its needs; one
-whose SLO has become attainable goes back as standard. The stored records are the queue;
+The order is importance, the tenant given least, then age (pool.py); what the replica has of a
+prompt counts as age (nearest.py). A request waits for a replica of its model that meets its needs;
+one whose SLO has become attainable goes back as standard. The stored records are the queue;
 RelegationCore has a working copy.
 """
 

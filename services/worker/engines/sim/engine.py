@@ -82,10 +82,10 @@ def _token(slot: _Slot, n: int) -> int:
 
 class SimEngine(KnowsFacts):
     """Implements Engine (services/worker/engine.py). `pace` multiplies every duration.
-    `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps. A
-    draft costs the fractions `facts.draft` of the profile (none: only roots are verified). The
-    acceptance model decides which drafts are accepted. `prefix_caching`: texts begin with what
-    others computed, as in the torch engine, but for whole stretches of CHAIN_TOKENS only.
+    `wait(seconds)` sleeps, by the monotonic `clock()`; None: nothing sleeps. A draft costs the
+    fractions `facts.draft` of the profile (none: only roots are verified). The acceptance model
+    decides which drafts are accepted. `prefix_caching`: texts begin with what others computed, as
+    in the torch engine, but for whole stretches of CHAIN_TOKENS only.
     """
 
     def __init__(

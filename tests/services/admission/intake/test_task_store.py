@@ -10,7 +10,7 @@ import pytest
 from services.admission.intake.task_store import TaskStore
 from shared.bus.api import Bus
 from shared.core.record.verdict import ended
-from shared.errors import BusError
+from shared.errors import BusError, StoreDamaged
 from shared.schemas import Body, Record, Resume, Sampling, TaskSoFar
 from shared.store.records import Records
 from shared.vocabulary import FinishReason, Slo
@@ -92,5 +92,20 @@ def test_sessions_and_tenants_are_tasks_of_their_own() -> None:
         tenant = made.record("u.c", slo=Slo(task_ttlt_s=600.0), session="s1", arrived_unix_s=7.0)
         assert first.began_unix_s == 0.0 and other.began_unix_s == 5.0
         assert (await admission.takes_in(tenant)).began_unix_s == 7.0
+
+    run_virtual(main())
+
+
+def test_a_damaged_task_is_said_with_its_key_and_no_other_session_waits() -> None:
+    async def main() -> None:
+        net = SimNet(random.Random(1), Faults())
+        bus = net.connect("admission")
+        tasks = TaskStore(bus.requests, Records(bus.requests, bus.bodies))
+        await tasks.join(asked("a", 1.0))
+        [(name, entry)] = net.requests.scan("t.", now_s=net.loop.time())
+        await bus.requests.update(name, b"\xc1", entry.revision)
+        with pytest.raises(StoreDamaged, match=name):
+            await tasks.join(asked("b", 20.0))
+        assert (await tasks.join(asked("c", 21.0, session="another"))).task.rounds == 1
 
     run_virtual(main())
