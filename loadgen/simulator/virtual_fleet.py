@@ -239,8 +239,10 @@ class VirtualFleet:
             self._chains[record.key] = chain
         hops_left = 0
         if picked is not None:
-            replica, incarnation, hops_left = picked
-            placed = life.placed(record, ADMISSION, replica, incarnation, attempt=record.attempt)
+            replica, incarnation, hops_left, apart = picked
+            placed = life.placed(
+                record, ADMISSION, replica, incarnation, attempt=record.attempt, apart=apart
+            )
             assert placed is not None, "a new record can be placed"
             record = placed
         self._after(self._latency.create, self._created, record, now_s, hops_left)
@@ -262,8 +264,10 @@ class VirtualFleet:
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
         match action:
-            case admission.Place(_, attempt, replica, incarnation, hops_left):
-                placed = life.placed(record, ADMISSION, replica, incarnation, attempt=attempt)
+            case admission.Place(_, attempt, replica, incarnation, hops_left, _, apart):
+                placed = life.placed(
+                    record, ADMISSION, replica, incarnation, attempt=attempt, apart=apart
+                )
                 self._offer(self._write(placed), self._admission_answered, hops_left)
                 return
             case admission.Relegate():
