@@ -1,4 +1,4 @@
-"""How many replicas are to compute prompts only, so that the busiest replica has the least to do.
+"""Says how many replicas compute prompts only, so that the busiest one has the least to do.
 
 Together, each replica makes a pass for its decodes as often as the tightest pace asks, and has the
 rest of its time for work. Apart, a replica that computes prompts makes no such passes; the others
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What comes, in seconds a second. `share`: the part of a replica's time beside passes."""
+    """The work that comes, in seconds a second. `share`: the part of a replica's time beside passes."""
 
     prefill_s: float
     decode_s: float

@@ -1,4 +1,4 @@
-"""How many replicas compute prompts only (docs/apart.md)."""
+"""Tests of the number of replicas that compute prompts only (docs/apart.md)."""
 
 from hypothesis import given
 from hypothesis import strategies as st
