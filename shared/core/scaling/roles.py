@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """The work that comes, in seconds a second. `share`: the part of a replica's time beside passes."""
+    """The work that comes, in seconds a second. `share`: of a replica's time, beside passes."""
 
     prefill_s: float
     decode_s: float
