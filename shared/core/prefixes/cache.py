@@ -3,7 +3,7 @@ those of the torch engine (services/worker/engines/torch/paged.py), in blocks of
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from shared.core.prefixes.idle import Idle
@@ -134,6 +134,43 @@ class PrefixCache:
     def _note(self, block: int, where: Where) -> None:
         if block in self._places:
             self.changes.note(block, where)
+
+    # ------------------------------------------------------------ KV that moves
+
+    def lacking(self, chain: Chain, free_blocks: int, now_s: float = 0.0) -> tuple[int, list[int]]:
+        """How many hashes of a text are known from the first on, and those of the rest that are
+        not, as far as free blocks go beyond the known ones. These become the newest.
+        """
+        known = [block for block in chain if block in self._owners]
+        for block in reversed(known):
+            self._idle.renew(block, now_s)
+        found = self.match(chain)
+        room = free_blocks - self.claims(list({*known, *chain[:found]}))
+        away = [
+            each for each in chain[found:] if each not in self._owners and each not in self._host
+        ]
+        return found, away[: max(room, 0) // self._each]
+
+    def has(self, block: int) -> bool:
+        return block in self._owners or block in self._host
+
+    def bring_in(
+        self, blocks: Sequence[int], places: Collection[int], free_blocks: int, now_s: float = 0.0
+    ) -> list[bool]:
+        """Makes these known and idle, where free blocks go that far; true: it is known now.
+        `places`: those of them that are hashes of prefixes.
+        """
+        new = [each for each in dict.fromkeys(blocks) if not self.has(each)]
+        most = min(free_blocks, self._capacity_blocks) // self._each
+        new = new[: max(most, 0)]
+        self.fit(min(free_blocks, self._capacity_blocks) - len(new) * self._each)
+        for block in reversed(new):
+            self._owners[block] = 0
+            self._idle.add(block, now_s, 0.0)
+            if block in places:
+                self._places.add(block)
+                self.changes.note(block, Where.GPU)
+        return [self.has(each) for each in blocks]
 
     # ------------------------------------------------------------ an iteration
 
