@@ -54,6 +54,7 @@ class KvMover:
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: socket.socket | None = None
         self._shelf: Shelf | None = None
+        self._pump: Pump | None = None
 
     @property
     def move_s(self) -> float:
@@ -79,7 +80,7 @@ class KvMover:
             return
         half = shelf.rows // 2
         turns = EngineTurns(self._runner, shelf)
-        pump = Pump(turns, range(half))
+        pump = self._pump = Pump(turns, range(half))
         server = KvServer(pump, shelf, facts.layout, self._pool)
         here = Here(
             self._cfg.replica,
@@ -120,6 +121,16 @@ class KvMover:
         if self._shelf is not None:
             self._shelf.close()
         self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def at_rest(self) -> bool:
+        """True if nothing is on its way: every row of the shelf is free."""
+        here, pump = self._here, self._pump
+        return here is None or pump is None or pump.free + here.rows.free == here.shelf.rows
+
+    def check(self) -> None:
+        """Raises AssertionError unless nothing is lost of the shelf of a mover at rest."""
+        assert self.at_rest, "a row of the shelf is lost"
 
     # ------------------------------------------------------------ fetching
 
