@@ -12,7 +12,7 @@ import pytest_asyncio
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
-from shared.vocabulary import HANDED_OVER
+from shared.vocabulary import HANDED_OVER, Slo
 from tests.fleet.faults.test_kill import survive
 from tests.fleet.live import WAIT_S, Delivered, ask, client_of
 from tests.rings import slow_but
@@ -30,6 +30,7 @@ def questions(n: int) -> list[GenerateRequest]:
             request_id=f"apart-{i}",
             prompt="".join(rng.choices("abcdefgh ", k=rng.randint(50, 3000))),
             sampling=Sampling(max_tokens=20, temperature=float(i % 2), ignore_eos=True),
+            slo=Slo(ttft_s=WAIT_S, tbt_s=5.0),
         )
         for i in range(n)
     ]

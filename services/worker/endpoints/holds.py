@@ -3,7 +3,7 @@ fetched for it, and lets the core take it in.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -41,15 +41,18 @@ class Mover(Protocol):
     @property
     def move_s(self) -> float: ...
 
-    def ahead(self, key: RequestKey, tokens: list[int], salt: bytes, address: str) -> None:
+    def ahead(self, key: str, tokens: Sequence[int], salt: bytes, address: str) -> None:
         """Begin to fetch the KV of a text that is still being computed there."""
 
     async def fetch(
-        self, key: RequestKey, tokens: list[int], salt: bytes, address: str, timeout_s: float
+        self, key: str, tokens: Sequence[int], salt: bytes, address: str, within_s: float
     ) -> int:
         """Fetch what is there, or go on with it. Returns how many positions of the text, from the
         first on, are here now.
         """
+
+    def forget(self, key: str) -> None:
+        """The request has ended: nothing of it is fetched any more."""
 
 
 class Holds:
