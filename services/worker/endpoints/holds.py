@@ -147,7 +147,8 @@ class Holds:
     # ------------------------------------------------------------ KV of other replicas
 
     async def _fetch(self, hold: Hold, record: Record, body: Body) -> int:
-        if not hold.fetch_s or self._mover is None or record.kv is None:
+        """What has come ahead counts, even if it is not worth the time to wait for the rest."""
+        if self._mover is None or record.kv is None or not record.kv.tokens:
             return 0
         text = _text(record, body)
         return await self._mover.fetch(hold.key, *text, record.kv.address, hold.fetch_s)
