@@ -17,8 +17,8 @@ async def body(process: Process[WorkerConfig]) -> None:
 
     async def serve_with(runner: Runner) -> None:
         mover = KvMover(runner, cfg)
-        await mover.start()
         try:
+            await mover.start()
             await serve(
                 cfg,
                 process.bus,
