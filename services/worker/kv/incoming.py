@@ -229,6 +229,8 @@ class Bringing:
         checks = await loop.run_in_executor(here.pool, checks_of, views)
         good = [each for each, check in zip(batch, checks, strict=True) if each.check == check]
         self.damaged |= len(good) < len(batch)
+        if not good:
+            return
         there = await here.turns.bring_in([x.name for x in good], [x.row for x in good])
         self.blocks += sum(there)
         self.full = not all(there)

@@ -14,8 +14,8 @@ from services.worker.runner import Runner, Steps
 
 # the time between two steps that calls may take: a part of a step's, and no less than this
 SHARE, SHORTEST_S = 0.1, 0.002
-NEW = 0.2  # the weight of the newest call in what calls take
-FASTEST_S = 1e-6  # for a block
+NEW = 0.2  # the weight of the newest look in what looks take
+NO_TIME_S = 1e-6
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class EngineTurns:
 
     def __init__(self, runner: Runner, shelf: Shelf) -> None:
         self._runner, self._shelf = runner, shelf
-        self._block_s = self._look_s = SHORTEST_S  # that a block, and a look, takes
+        self._blocks, self._look_s = 1.0, SHORTEST_S  # of a call that takes the time; for a look
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._under_way, self._under_way_s = 0, 0.0
         self.spent_s = 0.0  # of the engine's time
@@ -67,7 +67,7 @@ class EngineTurns:
     @property
     def most(self) -> int:
         """The blocks of a call."""
-        return max(1, min(MOST_OF_A_MESSAGE, int(self._most_s / self._block_s)))
+        return max(1, min(MOST_OF_A_MESSAGE, int(self._blocks)))
 
     @property
     def _most_s(self) -> float:
@@ -85,9 +85,13 @@ class EngineTurns:
         return await self._move(BringIn(self._shelf.at, names, rows))
 
     async def _move(self, call: TakeOut | BringIn) -> Sequence[bool]:
-        answer = await self._call(call, len(call.rows) * self._block_s)
-        if moved := sum(answer.there):
-            self._block_s += NEW * (max(answer.took_s / moved, FASTEST_S) - self._block_s)
+        """The next one may be as much larger as this was too short, twice at most."""
+        count = len(call.rows)
+        answer = await self._call(call, self._most_s * min(1.0, count / self._blocks))
+        fits = count * self._most_s / max(answer.took_s, NO_TIME_S)
+        if all(answer.there) and (count >= self.most or fits < self._blocks):
+            self._blocks = min(max(fits, self._blocks / 2, 1.0), 2 * self._blocks)
+            self._blocks = min(self._blocks, float(MOST_OF_A_MESSAGE))
         return answer.there
 
     async def _call(self, call: KvCall, expected_s: float) -> KvAnswer:

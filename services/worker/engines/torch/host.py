@@ -22,27 +22,25 @@ class BlockRows:
     """
 
     def __init__(self, block_tokens: int, pools: Sequence[Tensor]) -> None:
-        self.block_tokens, self._pools = block_tokens, pools
+        self.block_tokens, self.blocks = block_tokens, len(pools[0]) // block_tokens
         self.device, self.dtype = pools[0].device, pools[0].dtype
-        self._widths = [block_tokens * each[0].numel() for each in pools]
+        full = self.blocks * block_tokens
+        self._pools = [each[:full].view(self.blocks, -1) for each in pools]  # the same memory
+        self._widths = [each.shape[1] for each in self._pools]
         self.width = sum(self._widths)
-        self.blocks = len(pools[0]) // block_tokens
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """[blocks, width], on the GPU."""
-        at = self._positions(blocks)
-        parts = [
-            pool.index_select(0, at).reshape(len(blocks), width)
-            for pool, width in zip(self._pools, self._widths, strict=True)
-        ]
-        return torch.cat(parts, dim=1)
+        at = torch.tensor(blocks, device=self.device)
+        return torch.cat([pool.index_select(0, at) for pool in self._pools], dim=1)
 
     def write(self, blocks: Sequence[int], rows: Tensor) -> None:
         """`rows` are on the GPU."""
-        at = self._positions(blocks)
-        parts = torch.split_with_sizes(rows, self._widths, dim=1)
-        for pool, part in zip(self._pools, parts, strict=True):
-            pool.index_copy_(0, at, part.reshape(len(at), *pool.shape[1:]))
+        at = torch.tensor(blocks, device=self.device)
+        for pool, part in zip(
+            self._pools, torch.split_with_sizes(rows, self._widths, dim=1), strict=True
+        ):
+            pool.index_copy_(0, at, part)
 
     def take_out(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy these blocks to memory elsewhere."""
@@ -54,10 +52,6 @@ class BlockRows:
         for row, payload in zip(staged.view(torch.uint8).numpy(), payloads, strict=True):
             row[:] = np.frombuffer(payload, dtype=np.uint8)
         self.write(blocks, staged.to(self.device))
-
-    def _positions(self, blocks: Sequence[int]) -> Tensor:
-        first = torch.tensor(blocks, device=self.device) * self.block_tokens
-        return (first[:, None] + torch.arange(self.block_tokens, device=self.device)).flatten()
 
 
 def put(rows: Tensor, into: Sequence[memoryview]) -> None:
