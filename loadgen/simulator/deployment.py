@@ -12,6 +12,7 @@ from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
 from shared.routing.pipeline import Router
+from shared.vocabulary import Role
 
 # The default of the mean probability that the first token of a draft is accepted: a choice of
 # ours.
@@ -60,6 +61,22 @@ class EngineFacts(NamedTuple):
     batch_s: BatchTime | None = None  # the seconds of an iteration; None: as its profile says
 
 
+class Roles(NamedTuple):
+    """How many replicas of a model compute prompts alone, and how many outputs; the others have the
+    role `others`.
+    """
+
+    prefill: int = 0
+    decode: int = 0
+    others: Role = Role.BOTH
+
+    def of(self, nth: int) -> Role:
+        """The role of a model's n-th replica."""
+        if nth < self.prefill:
+            return Role.PREFILL
+        return Role.DECODE if nth < self.prefill + self.decode else self.others
+
+
 class ServedModel(NamedTuple):
     """One of several models: its name in requests, and the profile of its replicas."""
 
@@ -88,6 +105,9 @@ class Deployment:
     scaling: replicas come and go; `replicas` serve from the start.
     router: makes the router, in place of the policy's own.
     prefixes_late_s: how old the prefixes are that routers hear of.
+    roles: of each model's replicas.
+    link_gbit_s: the link of each replica, over which KV comes from and goes to others, in 10^9 bits
+        a second each way; 0: KV stays where it is.
     """
 
     policy: str
@@ -106,6 +126,8 @@ class Deployment:
     scaling: Scaling | None = None
     router: Callable[[], Router] | None = None
     prefixes_late_s: float = 0.0
+    roles: Roles = Roles()
+    link_gbit_s: float = 0.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()

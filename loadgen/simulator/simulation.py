@@ -36,7 +36,7 @@ from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
 from shared.prefix import CHAIN_TOKENS, Chain, chain_of_pieces, prefix_of
 from shared.schemas import Announce, Record, Verdict
-from shared.vocabulary import ReplicaId, RequestKey, Slo
+from shared.vocabulary import ReplicaId, RequestKey, Role, Slo
 
 STALL_S = 3600.0  # a run without an iteration for this time after the last arrival is stuck
 # calls of the timeline between two reports of the progress, and between two looks whether there is
@@ -142,15 +142,18 @@ class Served:
     engine_draft: Draft | None
     longest_chain: int
     kv_load_s: float
+    kv_move_s: float  # 0: its KV stays where it is
 
     @staticmethod
     def of(model: ServedModel, deployment: Deployment) -> "Served":
-        """Raises ConfigError for an unknown profile, or an impossible draft."""
+        """Raises ConfigError for an unknown profile, or an impossible draft, or KV of no size."""
         file, engine, times = (
             profiles.read(model.profile),
             deployment.engine,
             deployment.engine_times,
         )
+        if deployment.link_gbit_s and not file.kv_bytes_per_token:
+            raise ConfigError(f"{model.profile} does not say how many bytes the KV of a token has")
         profile = file.profile()
         cost = file.draft if model.name and deployment.draft else deployment.draft
         draft = draft_of(profile, cost)
@@ -170,6 +173,7 @@ class Served:
             engine_draft=own_draft,
             longest_chain=0 if engine is None else engine.longest_chain,
             kv_load_s=file.token_load_s,
+            kv_move_s=file.token_move_s(deployment.link_gbit_s),
         )
 
 
@@ -188,6 +192,7 @@ class Simulation:
         self._ended: dict[RequestKey, Record] = {}  # with `accounts`
         # where no prompt begins like another, nobody looks
         self._alike = any(request.pieces for request in traffic.requests)
+        self._moves = deployment.link_gbit_s > 0
         self._missed = 0
         self._tasks = SimulatedTasks()
         most = options.most_missed
@@ -223,7 +228,9 @@ class Simulation:
             life = "" if incarnation == 1 else f"/{incarnation}"
             served, nth = of[i] if i < len(of) else (of[0][0], i)  # of one model, where they come
             return VirtualReplica(
-                self._announce(i, served, pools[nth % len(pools)], str(incarnation)),
+                self._announce(
+                    i, served, pools[nth % len(pools)], str(incarnation), deployment.roles.of(nth)
+                ),
                 self._policy_of(deployment),
                 served.profile,
                 served.draft,
@@ -290,10 +297,12 @@ class Simulation:
             return policy
         return MisjudgedLengths(policy, deployment.length_times)
 
-    def _announce(self, i: int, served: Served, pool: str, incarnation: str) -> Announce:
+    def _announce(
+        self, i: int, served: Served, pool: str, incarnation: str, role: Role
+    ) -> Announce:
         facts = served.facts
         return Announce(
-            replica=ReplicaId(f"r{i + 1:02}"),
+            replica=(name := ReplicaId(f"r{i + 1:02}")),
             incarnation=incarnation,
             at_unix_s=self._timeline.now_s,
             model=served.announced,
@@ -308,6 +317,9 @@ class Simulation:
             longest_chain=served.longest_chain,
             host_kv_blocks=facts.host_kv_tokens // facts.block_tokens,
             kv_load_s=served.kv_load_s,
+            role=role,
+            kv_address=name if served.kv_move_s else "",
+            kv_move_s=served.kv_move_s,
         )
 
     # ------------------------------------------------------------ arrivals and ends
@@ -330,8 +342,9 @@ class Simulation:
         if self._scaler is not None:
             self._scaler.law.arrived(record)
         chain: Chain = ()
-        if self._alike:
+        if self._alike or self._moves:
             chain = chain_of_pieces(planned.text)
+        if self._alike:
             prompt = chain[: record.prompt_tokens // CHAIN_TOKENS]
             record = replace(record, prefix=prefix_of(prompt))
         self._fleet.receive(record, body, chain)

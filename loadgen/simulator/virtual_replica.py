@@ -53,6 +53,7 @@ from shared.schemas import (
     Digest,
     Hold,
     Offer,
+    OfferAccepted,
     OfferAnswer,
     PlanAck,
     Record,
@@ -76,6 +77,12 @@ class Store(Protocol):
 
     def token_times(self, key: RequestKey) -> "array[float]":
         """The array that keeps the instants of this request's tokens."""
+
+    def computed(self, replica: "VirtualReplica", key: RequestKey, hashes: int) -> None:
+        """So much of a request that goes on elsewhere is computed here."""
+
+    def fetch(self, replica: "VirtualReplica", hold: Hold) -> tuple[float, int]:
+        """The instant at which the KV of this request has come here, and how many hashes of it."""
 
     def over(self, replica: "VirtualReplica", over: AttemptOver) -> None:
         """An attempt is over; its ack is stored."""
@@ -207,14 +214,27 @@ class VirtualReplica:
     def _hold_comes(self, hold: Hold) -> None:
         if self._dead:
             return
+        if not hold.fetch_s:
+            self._held(hold)
+            return
+        come_s, hashes = self._store.fetch(self, hold)
+        self._timeline.at(come_s, self._held, hold, hashes)
+
+    def _held(self, hold: Hold, come: int = 0) -> None:
+        """The worker takes a request in, of which so many hashes have come from another replica."""
+        if self._dead:
+            return
+        now_s = self._timeline.now_s
         record, body = self._store.record(hold.key), self._store.body(hold.key)
         if not self.worker.held:
-            self._work_since_s = self._timeline.now_s
+            self._work_since_s = now_s
         times, chain = self._store.token_times(hold.key), self._store.chain(hold.key)
-        answer = self.worker.hold(hold, record, body, times, chain)
+        kv_tokens = self.worker.prefixes.bring_in(chain[:come], now_s) if come else 0
+        self.worker.hold(hold, record, body, times, chain)
         if self._accounts is not None:
-            self._accounts.held(hold, record, self._timeline.now_s)
+            self._accounts.held(hold, record, now_s)
         held_s = self._latency.held.draw_s(self._rng)
+        answer = OfferAccepted(kv_tokens=kv_tokens)
         self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
@@ -301,6 +321,8 @@ class VirtualReplica:
         )
         if self._accounts is not None:
             self._accounts.done(ack)
+        for slot, hashes in self.worker.prefixes.computed():
+            self._store.computed(self, self.worker.key_of(slot), hashes)
         self._stored(ack, self._told(overs))
         self._go_on()
 

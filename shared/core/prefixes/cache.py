@@ -107,6 +107,19 @@ class PrefixCache:
         kept.named = 0
         self.fit(self._capacity_blocks)
 
+    def bring_in(self, chain: Chain, now_s: float) -> None:
+        """The KV of these hashes has come from another engine. Nobody owns what was not here."""
+        new = [(n, block) for n, block in enumerate(chain, 1) if block not in self._owners]
+        for number, block in reversed(new):
+            self._owners[block] = 0
+            self._idle.add(block, now_s, 0.0)
+            if block in self._host:
+                self._come_back(block)
+            elif number in IS_PLACE:
+                self._places.add(block)
+                self.changes.note(block, Where.GPU)
+        self.fit(self._capacity_blocks)
+
     def fit(self, room_blocks: int) -> None:
         """At most so many idle blocks stay."""
         most = max(room_blocks, 0) // self._each
