@@ -22,6 +22,7 @@ from shared.vocabulary import (
     RecordState,
     ReplicaId,
     RequestKey,
+    Role,
     ServiceClass,
     Slo,
     SlotCount,
@@ -407,6 +408,16 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return len(self.tokens) > 0 or self.diary.account.prefill_s > 0.0
 
 
+class KvAt(Struct, frozen=True, kw_only=True):
+    """KV of a request that another replica may fetch: of its first `tokens` positions, as `replica`
+    had them when it gave the request up. What has given way there since is computed again.
+    """
+
+    replica: ReplicaId
+    address: Annotated[str, Meta(max_length=256)]  # host:port, of its worker
+    tokens: Count
+
+
 class TaskSoFar(Struct, frozen=True, kw_only=True):
     """A task as far as it has come: a session whose requests have a deadline together."""
 
@@ -464,6 +475,9 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
     salt: str = ""  # whose prompts share KV with its own: those of one tenant, or of all that share
     task: TaskRound | None = None  # None: its SLO has no deadline of a task
+    # the replica where it is to go on once its prompt is computed; None: where it is
+    then: ReplicaId | None = None
+    kv: KvAt | None = None  # what its last replica had computed; None: it cannot be fetched
 
     @property
     def judged_slo(self) -> Slo:
@@ -525,6 +539,9 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix: bytes = b""  # of its prompt (shared/prefix.py)
     cached_tokens: Count = 0  # that its replica is expected to have; set by the planner
     load_s: float = 0.0  # for those of them that come back from the host's memory; set likewise
+    then: ReplicaId | None = None  # as in Record
+    kv_at: ReplicaId | None = None  # the replica from which its KV may be fetched
+    kv_tokens: Count = 0  # positions of that; once it is held here, those that have come
 
     @property
     def thinking(self) -> bool:
@@ -533,9 +550,12 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OfferAccepted(Struct, frozen=True, kw_only=True, tag="accepted"):
-    """The worker holds the request, prompt included."""
+    """The worker holds the request, prompt included. To a hold: `kv_tokens` of its first positions
+    have come from another replica.
+    """
 
     reason: str = ""
+    kv_tokens: Count = 0
 
 
 class OfferDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
@@ -593,6 +613,12 @@ class Digest(Struct, frozen=True, kw_only=True):
     prefixes_kept: bytes = b""
     prefixes_dropped: bytes = b""
     cached_tokens: Count = 0  # of the prompt that is to be placed; set by the router
+    role: Role = Role.BOTH
+    decode_s: Lasted = 0.0  # predicted seconds of an iteration of its decodes, with one more
+    kv_address: Annotated[str, Meta(max_length=256)] = ""  # as in Announce
+    kv_move_s: Lasted = 0.0  # as in Announce
+    # seconds for the KV of the request that is to be placed to go on from there; set by the router
+    hand_over_s: Lasted = 0.0
 
 
 class AskPrefixes(Struct, frozen=True, kw_only=True):
@@ -743,6 +769,11 @@ class Announce(Struct, frozen=True, kw_only=True):
     folder: Annotated[str, Meta(max_length=4096)] = ""
     vocabulary: Count = 0  # number of its model's token ids; 0: not told
     time: EngineTime = EngineTime()
+    role: Role = Role.BOTH
+    # host:port where other workers fetch KV; empty: it stays where it is
+    kv_address: Annotated[str, Meta(max_length=256)] = ""
+    # seconds that a token's KV takes to come here from another replica; 0: none can come
+    kv_move_s: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -756,6 +787,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     # lets the worker read record and body at once; the record decides whether it is the right body
     body_key: str = ""
     keep_s: Lasted = 0.0  # that its KV stays longer than others once it has ended
+    # the longest that the worker waits for KV from where the record says; 0: it computes it again
+    fetch_s: Lasted = 0.0
 
 
 # No answer in time counts as in doubt: only a resync tells what the worker holds.
@@ -884,7 +917,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
     """An attempt left its replica; repeated until settled. `why`: a FinishReason, or `relegated`,
-    `offloaded`, `drained`, `engine died`: then it goes on from `resume`.
+    `offloaded`, `drained`, `handed over`, `engine died`: then it goes on from `resume`.
     """
 
     key: RequestKey
@@ -896,6 +929,7 @@ class AttemptOver(Struct, frozen=True, kw_only=True):
     service_class: ServiceClass
     resume: Resume
     message: str = ""
+    kv: KvAt | None = None  # as in Record
 
     def __post_init__(self) -> None:
         resume = self.resume
@@ -995,6 +1029,14 @@ class Withdrawn(Struct, frozen=True, kw_only=True):
     """The attempt's end, with its output; nothing more is logged. None if it was never here."""
 
     over: AttemptOver | None
+
+
+class Fetch(Struct, frozen=True, kw_only=True):
+    """The prompt of this request is being computed: the worker of `Record.then` may fetch its KV
+    from where the record says while that goes on.
+    """
+
+    key: RequestKey
 
 
 class Present(Struct, frozen=True, kw_only=True):

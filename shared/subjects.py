@@ -180,6 +180,11 @@ def resync(replica: ReplicaId) -> str:
     return f"{ROOT}.replica.{replica}.resync"
 
 
+def fetch(replica: ReplicaId) -> str:
+    """Admission -> worker: KV may be fetched."""
+    return f"{ROOT}.replica.{replica}.fetch"
+
+
 def withdraw(replica: ReplicaId) -> str:
     """Admission -> worker: release this attempt and send its output."""
     return f"{ROOT}.replica.{replica}.withdraw"

@@ -35,6 +35,19 @@ class ServiceClass(StrEnum):
     BEST_EFFORT = "best_effort"
 
 
+class Role(StrEnum):
+    """The part of a request that a replica serves (docs/apart.md)."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # requests go on elsewhere once their prompts are computed
+    DECODE = "decode"  # requests whose prompts others have computed
+    AUTO = "auto"  # both or prefill, as the load asks for
+
+
+# Why a replica gives a request up whose prompt it has computed, as its record says.
+HANDED_OVER = "handed over"
+
+
 class RecordState(StrEnum):
     """The state of a record as stored; shared/core/record/record.py has every change. ACTIVE is
     stored as "placing", an older word, so that records written before an upgrade stay readable.

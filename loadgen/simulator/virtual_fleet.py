@@ -272,9 +272,10 @@ class VirtualFleet:
             self._chains[record.key] = chain
         hops_left = 0
         if picked is not None:
-            replica, incarnation, hops_left, then = picked
-            where = ADMISSION, replica, incarnation
-            placed = life.placed(record, *where, attempt=record.attempt, then=then)
+            replica, incarnation, hops_left, apart = picked
+            placed = life.placed(
+                record, ADMISSION, replica, incarnation, attempt=record.attempt, apart=apart
+            )
             assert placed is not None, "a new record can be placed"
             record = placed
         self._after(self._latency.create, self._created, record, now_s, hops_left)
@@ -297,9 +298,11 @@ class VirtualFleet:
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
         match action:
-            case admission.Place(_, attempt, replica, incarnation, hops_left, _, then):
-                where = ADMISSION, replica, incarnation
-                record = self._write(life.placed(record, *where, attempt=attempt, then=then))
+            case admission.Place(_, attempt, replica, incarnation, hops_left, _, apart):
+                placed = life.placed(
+                    record, ADMISSION, replica, incarnation, attempt=attempt, apart=apart
+                )
+                record = self._write(placed)
                 self._fetch_ahead(record)
                 self._offer(record, self._admission_answered, hops_left)
                 return

@@ -23,9 +23,9 @@ from loadgen.simulator.iteration.running import Found, Running
 from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
+from shared.core.record.record import FINAL
 from shared.core.replica.events import DraftedIteration
 from shared.core.replica.in_flight import shape_of
-from shared.core.record.record import FINAL
 from shared.core.worker.held_request import seed_of
 from shared.perf.draft import Draft
 from shared.policy.acceptance import Acceptance, drafting_depth

@@ -93,7 +93,7 @@ class Placement:
     async def _perform(self, action: AdmissionAction) -> None:
         try:
             match action:
-                case Place(key, attempt, replica, incarnation, hops_left, declined):
+                case Place(key, attempt, replica, incarnation, hops_left, declined, apart):
                     stored = await self._records.change(
                         key,
                         lambda record: life.placed(
@@ -102,6 +102,7 @@ class Placement:
                             replica,
                             incarnation,
                             attempt=attempt,
+                            apart=apart,
                             now_unix_s=self._clock.unix_s(),
                             declined=declined,
                         ),

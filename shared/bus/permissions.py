@@ -80,6 +80,7 @@ TABLE = (
     Row("who is held?", _replica("roster"), (GATEWAY,), (PLANNER,)),
     Row("which prefixes are kept?", _replica("prefixes"), (ADMISSION, RELEGATION), (PLANNER,)),
     Row("refused plans", _replica("refused"), (WORKER,), (PLANNER,)),
+    Row("KV to be fetched", _replica("fetch"), (ADMISSION,), (WORKER,)),
     Row("withdrawals", _replica("withdraw"), (ADMISSION, RELEGATION), (WORKER,)),
     Row("questions for attempts", _replica("holdings"), (ADMISSION, WORKER), (WORKER,)),
     Row("ends of attempts", f"{ROOT}.over.{{replica}}", (WORKER,), (ADMISSION,)),

@@ -55,4 +55,7 @@ def offer_of(
         weight=record.weight,
         hops_left=hops_left,
         prefix=record.prefix,
+        then=record.then,
+        kv_at=None if record.kv is None else record.kv.replica,
+        kv_tokens=0 if record.kv is None else record.kv.tokens,
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
+from shared.routing.apart import by_role, preferred
 from shared.routing.filters import able, accepting, of_model
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
@@ -54,11 +55,13 @@ class Pipeline:
     def __call__(
         self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
     ) -> Sequence[ReplicaId]:
-        passed = [digests[replica] for replica in sorted(digests)]
+        passed: Sequence[Digest] = [digests[replica] for replica in sorted(digests)]
         for passes in self._filters:
             passed = [digest for digest in passed if passes(offer, digest)]
+        passed = by_role(offer, passed)
         scores = [scorer(offer) for scorer in self._scorers]
         candidates = [
             Candidate(digest, tuple([score(digest) for score in scores])) for digest in passed
         ]
-        return [candidate.digest.replica for candidate in self._picker(offer, candidates, rng)]
+        picked = self._picker(offer, candidates, rng)
+        return preferred(offer, [candidate.digest.replica for candidate in picked])

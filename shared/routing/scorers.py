@@ -48,7 +48,9 @@ def backlog(offer: Offer) -> Score:
     last), in steps. Where there is no such time, minus the backlog in seconds, in the same steps.
     """
     left_s = _left_s(offer)
-    return lambda digest: _share(digest.backlog_s - _found_s(digest), left_s(digest))
+    return lambda digest: _share(
+        digest.backlog_s - _found_s(digest) + digest.hand_over_s, left_s(digest)
+    )
 
 
 def delay(offer: Offer) -> Score:
@@ -62,7 +64,8 @@ def delay(offer: Offer) -> Score:
     def delayed(digest: Digest) -> float:
         own_s = digest.token_s * (tokens - digest.cached_tokens)
         others = digest.waiting + DECODE * digest.running
-        return _share(digest.backlog_s + own_s * (1 + others), left_s(digest))
+        taken_s = own_s * (1 + others) + digest.hand_over_s
+        return _share(digest.backlog_s + taken_s, left_s(digest))
 
     return delayed
 

@@ -8,7 +8,7 @@ from loadgen.simulator.iteration.running import Found
 from shared.columns import Indices, Ints
 from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.policy.seam import Bools
-from shared.prefix import CHAIN_TOKENS, Chain, Changed
+from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changed
 from shared.schemas import Announce, Record
 
 
@@ -42,7 +42,8 @@ class Prefixes:
         """The KV of these hashes has come from another replica. Returns the tokens of the chain
         that are here now.
         """
-        self._cache.bring_in(chain, now_s)
+        places = {block for n, block in enumerate(chain, 1) if n in IS_PLACE}
+        self._cache.bring_in(chain, places, self._free_blocks, now_s)
         return CHAIN_TOKENS * self._cache.match(chain)
 
     def match(self, chain: Chain) -> int:

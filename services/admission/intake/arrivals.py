@@ -311,6 +311,7 @@ class Arrivals:
             picked.replica,
             picked.incarnation,
             attempt=record.attempt,
+            apart=picked.apart,
             now_unix_s=self._clock.unix_s(),
         )
         assert placed is not None, "a new record can be placed"

@@ -124,6 +124,7 @@ class Holdings:
         """The request's KV and text leave the engine before the next work."""
         if request.loaded:
             self._releases.append(request.slot)
+            request.had = request.computed
         request.loaded = False
         self._leave(request)
 

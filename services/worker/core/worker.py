@@ -62,6 +62,7 @@ class WorkerCore:
         eos_token_ids: frozenset[int] = frozenset(),
         # the token; None: this model has none, and its whole output is response
         end_of_thinking: int | None = None,
+        kv_address: str = "",  # where other workers fetch KV; empty: it stays here
     ) -> None:
         self.replica = replica
         self.incarnation = incarnation
@@ -69,7 +70,7 @@ class WorkerCore:
         self._context_tokens = context_tokens
         self._max_slots = max_slots
         self._eos_token_ids = eos_token_ids
-        self._end_of_thinking = end_of_thinking
+        self._end_of_thinking, self._kv_address = end_of_thinking, kv_address
         self._plans = PlanQueue(incarnation, max_slots)
         self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
         self._accounting = TimeAccounting(replica)
@@ -167,11 +168,19 @@ class WorkerCore:
         return self._plans.accept(plan)
 
     def hold(
-        self, hold: Hold, record: Record, body: Body | str, refused: str = "", *, now_unix_s: float
+        self,
+        hold: Hold,
+        record: Record,
+        body: Body | str,
+        refused: str = "",
+        *,
+        now_unix_s: float,
+        kv_tokens: int = 0,
     ) -> HoldAnswer:
         """Take a request in. `record` was read from the store after the hold came. A text as `body`
         says why the body cannot be read: the request fails with it at the next boundary. `refused`
-        says why the engine never takes the request, which then ends there as invalid.
+        says why the engine never takes the request, which then ends there as invalid. `kv_tokens`
+        of it were fetched.
         """
         answer = self._answer(hold, record)
         if answer is not None:
@@ -183,6 +192,7 @@ class WorkerCore:
             eos_token_ids=self._eos_token_ids,
             end_of_thinking=self._end_of_thinking,
             keep_s=hold.keep_s,
+            kv_tokens=kv_tokens,
         )
         held = self._holdings.add(request, now_unix_s)
         self._accounting.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))
@@ -192,7 +202,7 @@ class WorkerCore:
         elif refused:
             request.message = refused
             self._holdings.end_later(request, FinishReason.INVALID)
-        return OfferAccepted()
+        return OfferAccepted(kv_tokens=kv_tokens)
 
     def decline(self, hold: Hold, reason: str) -> HoldAnswer:
         """Decline every copy of this hold. If one was taken in before, the answer says so."""
@@ -205,7 +215,7 @@ class WorkerCore:
         """The answer to a hold that is not to be taken in; None if it is."""
         held = self._holdings.of(hold.key)
         if held is not None and (held.record.attempt, held.slot) == (hold.attempt, hold.slot):
-            return OfferAccepted()
+            return OfferAccepted(kv_tokens=held.kv_tokens)
         if (hold.key, hold.attempt) in self._unsettled:
             return OfferAccepted()  # it was taken in, and is over: this is a late copy
         if (hold.epoch, hold.sync) != (self._plans.epoch, self._plans.sync):
@@ -483,6 +493,6 @@ class WorkerCore:
         timeline = self._accounting.leave(request.slot)
         if why not in FINAL:
             timeline = timeline.left(self.replica, why, timeline.account.until_unix_s)
-        over = request.over(why, self.replica, self.incarnation, timeline)
+        over = request.over(why, self.replica, self.incarnation, timeline, self._kv_address)
         self._unsettled[over.key, over.attempt] = over
         return over

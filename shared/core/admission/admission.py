@@ -12,14 +12,17 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
+from shared.core.admission.coming import Coming
 from shared.core.admission.declines import Declines
 from shared.core.load_view import LoadView
 from shared.core.offer import as_offer
 from shared.core.prefixes.known import KnownPrefixes
+from shared.core.record.record import Apart
 from shared.core.relegation.pool_work import PoolRoom
 from shared.core.shared_room import Shares
 from shared.core.tick import Tick
 from shared.request_timeline import Neighbour, merged
+from shared.routing.apart import then as goes_on
 from shared.routing.pipeline import Router
 from shared.schemas import (
     CertainAnswer,
@@ -113,6 +116,7 @@ class Place:
     incarnation: str
     hops_left: int  # as in the offer
     declined: str = ""  # why the replica asked before did not take it
+    apart: Apart | None = None
 
 
 class First(NamedTuple):
@@ -121,6 +125,7 @@ class First(NamedTuple):
     replica: ReplicaId
     incarnation: str
     hops_left: int  # as in the offer
+    apart: Apart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,7 @@ class AdmissionCore:
         self._shares = Shares(self._set.open_limit)
         self._loads = LoadView()
         self._prefixes = KnownPrefixes()
+        self._coming = Coming()
         self._room = PoolRoom(self._set.pool_limit)
         self._declines = Declines()
         self._retry_unix_s = math.inf
@@ -253,11 +259,24 @@ class AdmissionCore:
         if replica is None or digest is None:
             return None
         self._debit(offer, views[replica], now_unix_s)
-        return First(replica, digest.incarnation, self._hops_left(1, len(order)))
+        apart = self._apart(offer, views, replica, now_unix_s)
+        return First(replica, digest.incarnation, self._hops_left(1, len(order)), apart)
+
+    def _apart(
+        self, offer: Offer, views: Mapping[ReplicaId, Digest], first: ReplicaId, now_unix_s: float
+    ) -> Apart | None:
+        """Where a request that is placed at `first` goes on. It counts there from now on."""
+        then = goes_on(offer, views[first], views)
+        if then is None:
+            self._coming.gone(offer.key)
+            return None
+        self._coming.add(then.replica, offer, now_unix_s)
+        return Apart(then.replica, views[first].kv_address)
 
     def _views(self, offer: Offer, now_unix_s: float) -> Mapping[ReplicaId, Digest]:
         """The replicas as they are for this offer."""
-        return self._prefixes.seen(offer, self._loads.views(now_unix_s), now_unix_s)
+        views = self._coming.seen(self._loads.views(now_unix_s))
+        return self._prefixes.seen(offer, views, now_unix_s)
 
     def _debit(self, offer: Offer, seen: Digest, now_unix_s: float) -> None:
         """The offer leaves for this replica, which has some of its prompt."""
@@ -360,9 +379,9 @@ class AdmissionCore:
             waiting.busy = True
             self._debit(offer, views[replica], now_unix_s)
             left = self._hops_left(waiting.hops, len(fresh))
-            actions.append(
-                Place(key, waiting.attempt, replica, digest.incarnation, left, waiting.declined)
-            )
+            apart = self._apart(offer, views, replica, now_unix_s)
+            place = waiting.attempt, replica, digest.incarnation, left, waiting.declined, apart
+            actions.append(Place(key, *place))
             waiting.attempt += 1
             waiting.unasked = False
         elif (

@@ -3,7 +3,7 @@ those of the torch engine (services/worker/engines/torch/paged.py), in blocks of
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from shared.core.prefixes.idle import Idle
@@ -107,19 +107,6 @@ class PrefixCache:
         kept.named = 0
         self.fit(self._capacity_blocks)
 
-    def bring_in(self, chain: Chain, now_s: float) -> None:
-        """The KV of these hashes has come from another engine. Nobody owns what was not here."""
-        new = [(n, block) for n, block in enumerate(chain, 1) if block not in self._owners]
-        for number, block in reversed(new):
-            self._owners[block] = 0
-            self._idle.add(block, now_s, 0.0)
-            if block in self._host:
-                self._come_back(block)
-            elif number in IS_PLACE:
-                self._places.add(block)
-                self.changes.note(block, Where.GPU)
-        self.fit(self._capacity_blocks)
-
     def fit(self, room_blocks: int) -> None:
         """At most so many idle blocks stay."""
         most = max(room_blocks, 0) // self._each
@@ -147,6 +134,29 @@ class PrefixCache:
     def _note(self, block: int, where: Where) -> None:
         if block in self._places:
             self.changes.note(block, where)
+
+    # ------------------------------------------------------------ KV that moves
+
+    def has(self, block: int) -> bool:
+        return block in self._owners or block in self._host
+
+    def bring_in(
+        self, blocks: Sequence[int], places: Collection[int], free_blocks: int, now_s: float = 0.0
+    ) -> list[bool]:
+        """Makes these known and idle, where free blocks go that far; true: it is known now.
+        `places`: those of them that are hashes of prefixes.
+        """
+        new = [each for each in dict.fromkeys(blocks) if not self.has(each)]
+        most = min(free_blocks, self._capacity_blocks) // self._each
+        new = new[: max(most, 0)]
+        self.fit(min(free_blocks, self._capacity_blocks) - len(new) * self._each)
+        for block in reversed(new):
+            self._owners[block] = 0
+            self._idle.add(block, now_s, 0.0)
+            if block in places:
+                self._places.add(block)
+                self.changes.note(block, Where.GPU)
+        return [self.has(each) for each in blocks]
 
     # ------------------------------------------------------------ an iteration
 

@@ -5,13 +5,14 @@ applies in which state; the function also checks the owner, the attempt and the 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from shared.core.record.states import Event, applies
 from shared.core.record.verdict import ended
 from shared.request_timeline import TOO_LATE, WHY_MOST, Happened, Happening, Neighbour
-from shared.schemas import AttemptOver, Record, Resume
+from shared.schemas import AttemptOver, KvAt, Record, Resume
 from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 
 # Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
@@ -20,6 +21,14 @@ FINAL = frozenset(reason.value for reason in FinishReason)
 ENGINE_DIED = "engine died"  # or hung and was killed, while it computed the attempt
 ENGINES_MOST = 2  # a request fails once so many engines have died so with it
 BREAKS_ENGINES = "The engines of two replicas stopped while they computed this request"
+
+
+class Apart(NamedTuple):
+    """A request that decodes at `then`, which fetches its KV from `address`, of its first place."""
+
+    then: ReplicaId
+    address: str
+
 
 NO_MODEL = "No replica serves the model"
 OVER_CONTEXT = "This model's maximum context length is"
@@ -35,18 +44,23 @@ def placed(
     incarnation: str,
     *,
     attempt: int,
+    apart: Apart | None = None,
     now_unix_s: float | None = None,
     declined: str = "",
 ) -> Record | None:
     """Its owner, an admission, names the next place, and concludes its offer there once this is
-    stored. `attempt`: the newest that it knows. If the record still names a replica, that one has
-    declined, and `declined` says why.
+    stored. `attempt`: the newest that it knows. `apart`: where it goes on once its prompt is
+    computed. If the record still names a replica, that one has declined, and `declined` says why.
     Without `now_unix_s` no timeline is kept, here and in other events, as in the simulator.
     """
     if not applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
     record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
-    return _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
+    kv = record.kv if record.kv is not None and record.kv.tokens else None
+    if apart is not None:
+        kv = KvAt(replica=replica, address=apart.address, tokens=0)
+    at = _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
+    return replace(at, then=None if apart is None else apart.then, kv=kv)
 
 
 def drawn(
@@ -66,7 +80,7 @@ def drawn(
         if service_class is ServiceClass.STANDARD:
             steps.append(Happening(at_unix_s=now_unix_s, what=Happened.PROMOTED, replica=replica))
         record = _noted(record, now_unix_s, *steps)
-    return _at(record, owner, replica, incarnation, service_class)
+    return replace(_at(record, owner, replica, incarnation, service_class), then=None)
 
 
 def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) -> Record | None:
@@ -145,7 +159,7 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
         record = replace(record, engines_died=record.engines_died + 1)
         if record.engines_died >= ENGINES_MOST:
             return _breaking(record, over.resume, now_unix_s)
-    waiting = _waiting(record, owner, over.resume, over.why)
+    waiting = replace(_waiting(record, owner, over.resume, over.why), kv=over.kv)
     best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
     why = TOO_LATE if over.why == "relegated" else over.why
     return _in_pool(waiting, now_unix_s, why) if best_effort else waiting

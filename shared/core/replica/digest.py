@@ -17,7 +17,7 @@ from shared.perf.iteration_time import Profile, prefill_token_s
 from shared.perf.shape import BatchShape
 from shared.request_timeline import Neighbour, merged
 from shared.schemas import Announce, Digest, Offer, PlanAck, RosterEntry
-from shared.vocabulary import ServiceClass
+from shared.vocabulary import Role, ServiceClass
 
 
 def digest_of(
@@ -31,9 +31,11 @@ def digest_of(
     free_slots: int,
     best_effort_waiting: int,
     prefixes: tuple[int, bytes, bytes],
+    role: Role,
 ) -> Digest:
     """The digest. `reserved`: offers accepted and on the way to the worker. Surplus is reported
-    while fewer than `best_effort_waiting` best-effort requests wait for their prefill.
+    while fewer than `best_effort_waiting` best-effort requests wait for their prefill. `role`: what
+    it serves now.
     """
     n = table.live
     standard = ~table.best_effort[:n]
@@ -46,10 +48,7 @@ def digest_of(
     if table.expects:  # what will be found takes KV, too
         unheld += int(table.computed_tokens[:n][table.phase[:n] == WAITING].sum())
     future = -(-unheld // table.block_tokens)
-    step = BatchShape(
-        decodes=int(np.count_nonzero(decode)),
-        decode_context=int(table.computed_tokens[:n][decode].sum()),
-    )
+    step = decodes_of(table)
     token_s = prefill_token_s(profile, step)
     waiting = int(np.count_nonzero(standard & ~decode)) + len(reserved)
     roomy = table.kv_free_blocks() * 4 > table.kv_blocks
@@ -79,6 +78,19 @@ def digest_of(
         prefix_seq=prefixes[0],
         prefixes_kept=prefixes[1],
         prefixes_dropped=prefixes[2],
+        role=role,
+        decode_s=profile.batch_s(step.with_decodes(1, 0)),
+        kv_address=facts.kv_address,
+        kv_move_s=facts.kv_move_s,
+    )
+
+
+def decodes_of(table: RequestTable) -> BatchShape:
+    """The decodes of the present, as a batch."""
+    decode = table.phase[: table.live] == DECODE
+    return BatchShape(
+        decodes=int(np.count_nonzero(decode)),
+        decode_context=int(table.computed_tokens[: table.live][decode].sum()),
     )
 
 

@@ -19,7 +19,7 @@ from shared.schemas import (
     PlanAck,
     ResyncEntry,
 )
-from shared.vocabulary import RequestKey
+from shared.vocabulary import RequestKey, Role
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,11 +108,13 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The worker announced itself: its facts may have changed, and it tells its newest ack.
-    `receivers`: the other replicas of its model that take requests.
+    `receivers`: the other replicas of its model that take requests. `role`: what it serves now, if
+    that is not fixed.
     """
 
     announce: Announce
     receivers: int = 0
+    role: Role = Role.BOTH
 
 
 ReplicaEvent = Synced | Offered | HoldDone | Acked | Leapt | Refused | Heartbeat | Tick

@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
+from msgspec.structs import replace
+
+from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.prefixes.sessions import Sessions
 from shared.core.replica.events import Answer, HoldDone, SendHold, WorkerGone
 from shared.core.replica.fairness import Fairness
+from shared.core.replica.moving import Fetching
 from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, Slots, attempt_of
 from shared.perf.iteration_time import Profile
@@ -64,7 +68,7 @@ class OfferDesk:
     """The desk of one replica: offers come in, the policy decides, holds and answers go out."""
 
     def __init__(self, profile: Profile) -> None:
-        self._sessions = Sessions(profile)
+        self._sessions, self.fetching = Sessions(profile), Fetching(profile)
         self.reserved: dict[int, Reservation] = {}  # by slot
         self.slots, self.fairness = Slots(), Fairness()
         self._gathered: dict[Attempt, Gathered] = {}
@@ -84,14 +88,20 @@ class OfferDesk:
         return [reservation.offer for reservation in self.reserved.values()]
 
     def begin(
-        self, count: int, entries: Sequence[ResyncEntry], table: RequestTable
+        self,
+        facts: Announce,
+        kept: KeptPrefixes,
+        entries: Sequence[ResyncEntry],
+        before: RequestTable,
+        table: RequestTable,
     ) -> list[ResyncEntry]:
-        """Begin after a resync: the worker has `count` slots and holds these entries. `table`: the
-        former table. Returns the entries that get a row: those whose HoldDone is not on the way.
+        """Begin after a resync: the worker holds these entries. `before`: the former table. Returns
+        the entries that get a row: those whose HoldDone is not on the way.
         """
-        for offer in table.offers.values():
+        self.fetching.synced(facts, kept, table)
+        for offer in before.offers.values():
             self.fairness.leave(offer)
-        self.slots.begin(count, {*self.reserved, *(entry.slot for entry in entries)})
+        self.slots.begin(facts.max_slots, {*self.reserved, *(entry.slot for entry in entries)})
         for reservation in self.reserved.values():
             self.slots.assign(reservation.offer, reservation.slot)
         answering = {(*attempt_of(r.offer), r.slot) for r in self.reserved.values()}
@@ -157,6 +167,7 @@ class OfferDesk:
                     attempt=offer.attempt,
                     body_key=offer.body_key,
                     keep_s=self._sessions.keep_s(offer, kv_tokens),
+                    fetch_s=self.fetching.wait_s(offer),
                 )
                 actions.append(SendHold(hold))
         for offer in asked:
@@ -171,12 +182,15 @@ class OfferDesk:
             return None
         offer, copies = reservation.offer, reservation.copies
         match done.answer:
-            case OfferAccepted():
+            case OfferAccepted(kv_tokens=brought):
                 answers = [Answer(offer.key, offer.attempt, OfferAccepted())] * copies
                 if not reservation.over:
                     made = offer.generated_tokens
                     entry = ResyncEntry(
-                        slot=done.slot, offer=offer, computed_tokens=0, generated_tokens=made
+                        slot=done.slot,
+                        offer=replace(offer, kv_tokens=brought),
+                        computed_tokens=0,
+                        generated_tokens=made,
                     )
                     return Held(answers, entry)
             case OfferInDoubt(reason=reason):

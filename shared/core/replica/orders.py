@@ -60,14 +60,14 @@ def _packed(slots: Sequence[int]) -> bytes:
 def write_orders(
     choice: Choice,
     expired: Iterable[int],
-    moving: Iterable[int],
+    moving: Iterable[tuple[int, str]],
     table: RequestTable,
     ahead: Prediction,
     *,
     hand_back: bool,
 ) -> Orders:
     """Write a choice's orders, and the release of expired and of moving requests, into the request
-    table.
+    table. `moving`: slots, and why each goes on elsewhere.
 
     `hand_back`: a relegated request that has not begun leaves for the relegation service.
     """
@@ -83,7 +83,7 @@ def write_orders(
         table.set_best_effort(slot, False)
     orders.released += choice.release
     going = {slot for slot, _ in orders.released}
-    orders.released += [(slot, "drained") for slot in moving if slot not in going]
+    orders.released += [(slot, why) for slot, why in moving if slot not in going]
     for slot, _ in orders.released:
         ahead.release(slot)
     for slot in orders.preempted:

@@ -34,6 +34,7 @@ from shared.core.replica.events import (
 )
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.learning import Lead, Learning
+from shared.core.replica.moving import handed_over
 from shared.core.replica.offers import OfferDesk
 from shared.core.replica.orders import Orders, gives_way, write_orders
 from shared.core.replica.planned_ahead import PlannedAhead
@@ -47,7 +48,7 @@ from shared.perf.iteration_time import Profile
 from shared.policy.seam import Admission, Ended, Policy, View
 from shared.request_timeline import Neighbour
 from shared.schemas import Announce, BatchPlan, Digest, Offer, PlanAck, ResyncEntry, RosterEntry
-from shared.vocabulary import FinishReason
+from shared.vocabulary import HANDED_OVER, FinishReason, Role
 
 AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
 
@@ -80,6 +81,7 @@ class ReplicaCore:
         self._desk = OfferDesk(self._learned.profile)
         self._planned = PlannedAhead()
         self._leaving = Leaving()
+        self._role = Role.BOTH  # of one whose role is not fixed
         self.kept = KeptPrefixes()
         # when the policy wants to be asked although nothing has happened
         self._again_unix_s = math.inf
@@ -124,8 +126,8 @@ class ReplicaCore:
                 self._on_leapt(event)
             case Refused():
                 raise OutOfSync(event.reason)
-            case Heartbeat(announce, receivers):
-                self._on_heartbeat(announce, receivers)
+            case Heartbeat(announce, receivers, role):
+                self._on_heartbeat(announce, receivers, role)
             case Tick():
                 pass
             case _:
@@ -170,19 +172,20 @@ class ReplicaCore:
         self._next_expiry_unix_s = math.inf
         self._sync, self._seq = event.sync, event.next_seq
         self._acked_seq = event.next_seq - 1
-        for entry in self._desk.begin(facts.max_slots, event.entries, before):
+        for entry in self._desk.begin(facts, self.kept, event.entries, before, self._table):
             self._admit_row(entry, now_unix_s)
         self._table.share(event.shared_blocks, event.draft_shared_blocks)
         self.synced, self._idle = True, False
         self._last_end_unix_s = now_unix_s
 
-    def _on_heartbeat(self, announce: Announce, receivers: int) -> None:
+    def _on_heartbeat(self, announce: Announce, receivers: int, role: Role) -> None:
         """An ack that the last heartbeat reported, and that has not come by this one, is lost."""
         last = self._announce
         if not self.synced or last is None or announce.incarnation != last.incarnation:
             return
-        self._announce = announce
+        self._announce, self._role = announce, role
         self._leaving.heard(announce, receivers)
+        self._desk.fetching.heard(announce)
         self._idle = self._idle and not self._leaving
         if last.ack_seq > self._reconciliation.ack_seq:
             raise OutOfSync(f"ack {last.ack_seq} was missed")
@@ -378,7 +381,9 @@ class ReplicaCore:
         assert self._policy.declared.drops or all(
             why != FinishReason.DROPPED for _, why in choice.release
         ), "an undeclared drop"
-        moving = self._leaving.give_up(self._view(start)[0]) if self._leaving else ()
+        moving = [(slot, HANDED_OVER) for slot in handed_over(table)]
+        if self._leaving:
+            moving += [(slot, "drained") for slot in self._leaving.give_up(self._view(start)[0])]
         orders = write_orders(
             choice, self._expired, moving, table, self._ahead, hand_back=self._set.hand_back
         )
@@ -435,7 +440,7 @@ class ReplicaCore:
             self._accepted_shares,
             self._announce.longest_chain,
         )
-        offers = self.kept.offered(offers)
+        offers = self._desk.fetching.seen(offers)
         fairness = self._desk.fairness
         if fairness.contested:
             view.importance, offers = fairness.importance(self._table, offers)
@@ -464,13 +469,14 @@ class ReplicaCore:
         return digest_of(
             self._announce,
             self._table,
-            self.kept.offered(self._desk.promised),
+            self._desk.fetching.seen(self._desk.promised),
             self._learned.profile,
             planner=planner,
             now_unix_s=now_unix_s,
             free_slots=self._desk.slots.free,
             best_effort_waiting=self._set.best_effort_waiting,
             prefixes=self.kept.tell(),
+            role=self._role if self._announce.role is Role.AUTO else self._announce.role,
         )
 
     def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
@@ -479,7 +485,7 @@ class ReplicaCore:
 
     def loads(self) -> tuple[Neighbour, ...]:
         """The requests whose standard prefills come before that of a request declined now."""
-        promised = self.kept.offered(self._desk.promised)
+        promised = self._desk.fetching.seen(self._desk.promised)
         return loads_of(self._table, promised, self._learned.profile)
 
     def check(self) -> None:

@@ -46,6 +46,8 @@ class RequestTable(TableRows):
         # when the newest acked token of each slot came; the view's column has tokens in flight, too
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
+        self.bound: set[int] = set()  # slots that are to go on elsewhere
+        self.brought: dict[int, int] = {}  # by slot: positions whose KV came from another replica
         self.applications: list[str] = []
         self._application_index: dict[str, int] = {}
         # one array for each dtype, its columns one below the other: a row is moved and cleared in
@@ -108,6 +110,10 @@ class RequestTable(TableRows):
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
         self.offloaded[row] = offer.left == "offloaded"
         self.offers[slot] = offer
+        if offer.then is not None:
+            self.bound.add(slot)
+        if offer.kv_tokens and not computed_tokens:
+            self.brought[slot] = offer.kv_tokens
         self.row_of[slot] = row
         self._swap(row, self.live)
         self.live += 1
@@ -165,6 +171,8 @@ class RequestTable(TableRows):
         self.used -= 1
         self._swap(int(self.row_of[slot]), self.used)
         self.row_of[slot] = -1
+        self.bound.discard(slot)
+        self.brought.pop(slot, None)
         return self.offers.pop(slot)
 
     def holds(self, slot: int) -> bool:
@@ -202,6 +210,7 @@ class RequestTable(TableRows):
     def drop_kv(self, row: int) -> None:
         """Forget the row's KV, the draft model's too."""
         self._unshare(row)
+        self.brought.pop(int(self.slot[row]), None)
         self.computed_tokens[row] = self.unsure_tokens[row] = self.kv_held_blocks[row] = 0
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.load_s[row] = 0.0
@@ -214,15 +223,17 @@ class RequestTable(TableRows):
         self.phase[row] = WAITING
 
     def expect(self, kept: KeptPrefixes) -> None:
-        """Count as computed what the rows that wait will find in the engine's cache. They hold no
-        KV for it yet.
+        """Count as computed what the rows that wait will find in the engine's cache, or has come
+        there for them. They hold no KV for it yet.
         """
-        if not kept and not self.expects:
+        if not kept and not self.expects and not self.brought:
             return
         waiting = (self.phase[: self.live] == WAITING).nonzero()[0].tolist()
         slots = self.slot[waiting].tolist()
         found = kept.found([(slot, self.offers[slot].prefix) for slot in slots])
-        for row, (tokens, load_s) in zip(waiting, found, strict=True):
+        for row, slot, (tokens, load_s) in zip(waiting, slots, found, strict=True):
+            if (brought := self.brought.get(slot, 0)) > tokens:
+                tokens, load_s = brought, 0.0
             tokens = kept.usable(tokens, int(self.target_tokens[row]))
             self.computed_tokens[row], self.load_s[row] = tokens, load_s
             self.expects |= tokens > 0

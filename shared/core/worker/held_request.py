@@ -9,8 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from shared.columns import pack, unpack_list
 from shared.core.offer import offer_of
+from shared.core.record.record import FINAL
 from shared.core.worker.step import Load, Outgoing, TurnDone, Work
 from shared.measure import Measure
 from shared.policy.need import Pace
@@ -21,6 +24,7 @@ from shared.schemas import (
     Body,
     Delta,
     Held,
+    KvAt,
     Record,
     Resume,
     ResyncEntry,
@@ -52,7 +56,9 @@ class HeldRequest:
     end_of_thinking: int | None  # the token that ends thinking; None: the model has none
     thinks_for: int | None  # number of thinking tokens, where that is known beforehand
     keep_s: float  # that its KV stays longer than others once it has ended
+    kv_tokens: int = 0  # first positions whose KV came from another replica
     computed: int = 0  # KV positions filled
+    had: int = 0  # positions that were filled when its KV left; they may be fetched
     drafted: int = 0  # positions filled in the draft model's KV
     # tokens of the prompt found in a prefix cache when it was first computed
     cached_tokens: int = 0
@@ -71,6 +77,7 @@ class HeldRequest:
         eos_token_ids: frozenset[int],
         end_of_thinking: int | None,
         keep_s: float,
+        kv_tokens: int,
     ) -> "HeldRequest":
         resume = record.resume
         tokens = unpack_list(resume.tokens)
@@ -96,6 +103,7 @@ class HeldRequest:
             end_of_thinking=end_of_thinking,
             thinks_for=_thinks_for(sampling, prompt, end_of_thinking),
             keep_s=keep_s,
+            kv_tokens=kv_tokens,
         )
 
     @property
@@ -263,18 +271,27 @@ class HeldRequest:
 
     def resync_entry(self) -> ResyncEntry:
         """The request as a planner takes it over, between iterations."""
+        offer = offer_of(self.record, self.service_class, self.measure, self.resumed)
         return ResyncEntry(
             slot=self.slot,
-            offer=offer_of(self.record, self.service_class, self.measure, self.resumed),
+            offer=replace(offer, kv_tokens=self.kv_tokens),
             computed_tokens=self.computed,
             generated_tokens=len(self.tokens),
             draft_tokens=self.drafted,
         )
 
     def over(
-        self, why: str, replica: ReplicaId, incarnation: str, timeline: RequestTimeline
+        self,
+        why: str,
+        replica: ReplicaId,
+        incarnation: str,
+        timeline: RequestTimeline,
+        kv_address: str,
     ) -> AttemptOver:
-        """The message about this attempt's end, with all that the next attempt needs."""
+        """The message about this attempt's end, with all that the next attempt needs. `kv_address`:
+        where its KV can be fetched; empty: nowhere.
+        """
+        goes_on = kv_address and self.had and why not in FINAL
         return AttemptOver(
             key=self.record.key,
             attempt=self.record.attempt,
@@ -292,6 +309,7 @@ class HeldRequest:
                 diary=timeline,
             ),
             message=self.message,
+            kv=KvAt(replica=replica, address=kv_address, tokens=self.had) if goes_on else None,
         )
 
     def check(self) -> None:

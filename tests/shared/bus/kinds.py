@@ -17,5 +17,5 @@ KINDS: list[Any] = [
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
     schemas.RosterAnswer, schemas.WorkArrived, schemas.ReplicasNeeded, schemas.FindEnded,
     schemas.FoundEnded, schemas.AskPrefixes, schemas.Prefixes,
-    schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
+    schemas.Fetch, schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip
