@@ -77,6 +77,9 @@ class Roles(NamedTuple):
         return Role.DECODE if nth < self.prefill + self.decode else self.others
 
 
+TOGETHER = Roles()
+
+
 class ServedModel(NamedTuple):
     """One of several models: its name in requests, and the profile of its replicas."""
 
@@ -126,7 +129,7 @@ class Deployment:
     scaling: Scaling | None = None
     router: Callable[[], Router] | None = None
     prefixes_late_s: float = 0.0
-    roles: Roles = Roles()
+    roles: Roles = TOGETHER
     link_gbit_s: float = 0.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None

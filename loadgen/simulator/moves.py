@@ -1,5 +1,6 @@
-"""KV that moves between replicas in virtual time. Each replica has one link, as fast out as in. What
-is to move is sent in the order in which it was computed, and holds both links until it has come.
+"""KV that moves between replicas in virtual time. Each replica has one link, as fast out as in.
+What is to move is sent in the order in which it was computed, and holds both links until it has
+come.
 """
 
 from dataclasses import dataclass, field

@@ -228,10 +228,12 @@ class VirtualFleet:
 
     def _fetch_ahead(self, record: Record) -> None:
         """The replica where this request is to go on hears that its KV will come."""
-        self._moves.forget(record.key)
-        target = None if record.then is None else self._replicas.get(record.then)
-        if record.replica is not None and target is not None:
-            self._move(record.key, record.replica, target)
+        key, first = record.key, record.replica
+        assert first is not None
+        if not self._moves.under_way(key, first):  # it is where it was to go on
+            self._moves.forget(key)
+        if record.then is not None and (target := self._replicas.get(record.then)) is not None:
+            self._move(key, first, target)
 
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
         """Settle an attempt, as admission does."""

@@ -24,7 +24,7 @@ class Prefixes:
         self._leaving: list[Kept] = []  # an engine forgets requests before its next iteration
         # what must be computed before its next token is not all in the books
         self._unnamed: Bools = np.zeros(len(computed), dtype=np.bool_)
-        # by the slots whose requests go on elsewhere: the hashes that were computed at the last look
+        # by the slots whose requests go on elsewhere: the hashes computed at the last look
         self._bound: dict[int, int] = {}
         self._saved: dict[int, int] = {}  # tokens found when a prompt was first computed
         self._top = 0  # no slot from here on was ever used
