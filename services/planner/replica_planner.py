@@ -284,7 +284,10 @@ class ReplicaPlanner:
     async def _hold(self, hold: Hold) -> None:
         try:
             answer: HoldAnswer | WorkerGone = await self._bus.request(
-                subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s
+                subjects.hold(self.replica),
+                hold,
+                HoldAnswer,
+                timeout_s=self._cfg.hold_timeout_s + hold.fetch_s,
             )
         except NoResponders:
             answer = WorkerGone()

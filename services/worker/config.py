@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from shared.perf.draft import DraftCost
 from shared.process.configuration import Connected, Constant
-from shared.vocabulary import Count, SlotCount
+from shared.vocabulary import Count, Role, SlotCount
 
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -16,6 +16,8 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The name of its replica. No two workers have the same."""
     pool: str = ""
     """The pool of the replica, for policies that have pools (`ascendra`: lp, hp)."""
+    role: Role = Role.BOTH
+    """both, prefill, decode, or auto: both or prefill as the load asks for (docs/apart.md)."""
     engine: str = "sim"
     """sim, torch or vllm."""
     model: str = ""

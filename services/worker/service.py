@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
 from contextlib import suppress
 from random import Random
 
@@ -11,9 +10,10 @@ import structlog
 from services.worker.ack_writer import SNAPSHOT_BYTES, AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
 from services.worker.core.worker import WorkerCore
+from services.worker.endpoints.holds import Holds, Mover
+from services.worker.endpoints.over_reports import OverReports
+from services.worker.endpoints.resyncs import Resyncs
 from services.worker.metrics import WorkerMetrics
-from services.worker.over_reports import OverReports
-from services.worker.resyncs import Resyncs
 from services.worker.runner import Runner
 from services.worker.traces import Traces
 from shared import subjects
@@ -21,46 +21,33 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.core.announced import as_announced
 from shared.core.worker.step import Finished
-from shared.errors import (
-    BusError,
-    ConfigError,
-    EngineError,
-    PeerError,
-    SlacklineError,
-    StoreDamaged,
-)
+from shared.errors import BusError, ConfigError, EngineError, PeerError, SlacklineError
 from shared.models import shipped as models
 from shared.process.audit import Audit
 from shared.process.chores import Chores, before
-from shared.process.logs import traced
 from shared.schemas import (
     Announce,
     BatchPlan,
-    Body,
     Cancel,
     EngineTime,
+    Fetch,
     Hold,
     Holdings,
     HoldingsAnswer,
-    OfferAccepted,
+    Record,
     Refused,
     Resync,
     Withdraw,
 )
 from shared.store.presence import be_present
-from shared.store.records import Records, Stored, in_record
+from shared.store.records import Records
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import TRACEPARENT, Tracing
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
-# a first offer leaves beside its record, and may come here before it is stored
-RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
-# a body is stored before its record; a server that lacks the body is behind by less
-BODY_LOST_S = 20.0
 LAST_WORDS_S = 5.0  # the longest that a worker without an engine still writes
-HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
 
 
 class WorkerService:
@@ -75,6 +62,7 @@ class WorkerService:
         tracing: Tracing,
         rng: Random,
         metrics: WorkerMetrics,
+        mover: Mover | None = None,
     ) -> None:
         facts = runner.facts
         self._cfg, self._bus, self._clock, self._runner = cfg, bus, clock, runner
@@ -89,7 +77,7 @@ class WorkerService:
         real = facts.engine != "sim"
         self._folder = models.announced(cfg.model or models.DEFAULT) if real else ""
         self.incarnation = f"{rng.getrandbits(48):012x}"
-        self._records = Records(bus.requests, bus.bodies)
+        records = Records(bus.requests, bus.bodies)
         # The KV cache bounds the context, so that a request with no other always gets to its end.
         self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
         self.core = WorkerCore(
@@ -101,14 +89,23 @@ class WorkerService:
             max_slots=facts.max_slots,
             eos_token_ids=facts.eos_token_ids,
             end_of_thinking=facts.end_of_thinking,
+            kv_address="" if mover is None else mover.address,
         )
-        self._writer = AckWriter(
-            bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue
-        )
+        self._mover = mover
+        self._writer = AckWriter(bus, self._replica, self.incarnation, records, limit=cfg.log_queue)
         self._audit = Audit(self.core, f"worker.{self._replica}", clock)
-        self._wake = asyncio.Event()
+        self._wake, self._draining = asyncio.Event(), asyncio.Event()
         self._chores = Chores()
-        self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
+        self._holds = Holds(
+            self.core,
+            records,
+            runner,
+            clock,
+            self._chores,
+            mover,
+            self._draining.is_set,
+            self._taken,
+        )
         self._resyncs = Resyncs(
             self.core, bus, self._replica, self._chores, self._announcement, self._forget_plans
         )
@@ -118,7 +115,6 @@ class WorkerService:
         self._work_since_unix_s = 0.0
         self._acks_since_snapshot = 0
         self._published_ack_seq = 0
-        self._draining = asyncio.Event()
         self._leaves_unix_s: float | None = None
 
     # ------------------------------------------------------------ life
@@ -129,7 +125,7 @@ class WorkerService:
             return
         replica = self._replica
         endpoints = [
-            Endpoint("hold", subjects.hold(replica), Hold, self._on_hold),
+            Endpoint("hold", subjects.hold(replica), Hold, self._holds.on_hold),
             Endpoint("resync", subjects.resync(replica), Resync, self._resyncs.on_resync),
             Endpoint("withdraw", subjects.withdraw(replica), Withdraw, self._on_withdraw),
             Endpoint("holdings", subjects.holdings(replica), Holdings, self._on_holdings),
@@ -147,6 +143,8 @@ class WorkerService:
                 chores.listen(await be_present(bus, self.incarnation))
                 chores.listen(await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
                 chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
+                fetches = subjects.fetch(replica)
+                chores.listen(await bus.subscribe(fetches, Fetch, self._holds.on_fetch))
                 chores.listen(
                     await bus.serve(
                         "worker", endpoints, {"replica": replica, "incarnation": self.incarnation}
@@ -279,77 +277,15 @@ class WorkerService:
             )
         self._wake.set()
 
-    def _on_hold(self, hold: Hold, call: Call) -> None:
-        self._chores.spawn(self._hold(hold, call), "worker.hold")
-
-    async def _hold(self, hold: Hold, call: Call) -> None:
-        if self._draining.is_set():
-            await call.reply(self.core.decline(hold, "draining"))
-            return
-        try:
-            async with self._holds:
-                stored, body = await self._asked(hold)
-                for pause_s in RECORD_PAUSES_S:
-                    if stored is not None and body is not None:
-                        break
-                    await asyncio.sleep(pause_s)
-                    stored, body = await self._asked(hold)
-        except (BusError, PeerError) as error:
-            await call.reply(self.core.decline(hold, str(error)))
-            return
-        if stored is None or body is None or self._draining.is_set():
-            reason = "draining" if self._draining.is_set() else "no such record or body"
-            await call.reply(self.core.decline(hold, reason))
-            return
-        refused = ""
-        if isinstance(body, str):
-            with traced(stored.record.traceparent):
-                log.error("body.damaged", request=hold.key, error=body)
-        elif (wanted := body.sampling.structured) is not None:
-            try:
-                refused = await self._runner.refusal(wanted)
-            except TimeoutError as error:
-                await call.reply(self.core.decline(hold, str(error)))
-                return
-            if self._draining.is_set():
-                await call.reply(self.core.decline(hold, "draining"))
-                return
-        before = self.core.held
-        now = self._clock.unix_s()
-        answer = self.core.hold(hold, stored.record, body, refused, now_unix_s=now)
-        if isinstance(answer, OfferAccepted):
-            self._traces.held(hold.slot, stored.record)
-            if self.core.held > before:  # not a late copy of the hold
-                self._metrics.held(hold.slot, stored.record)
-            if not before:
-                self._work_since_unix_s = now
+    def _taken(self, hold: Hold, record: Record, before: int) -> None:
+        """The core holds the request of this hold. `before`: how many it held."""
+        self._traces.held(hold.slot, record)
+        if self.core.held > before:  # not a late copy of the hold
+            self._metrics.held(hold.slot, record)
+        if not before:
+            self._work_since_unix_s = self._clock.unix_s()
         if self.core.closing:
             self._wake.set()
-        await call.reply(answer)
-
-    async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | str | None]:
-        """Record and body, read together where the hold names a body. A body that is damaged or
-        gone for good is replaced by a text that says so; None: it may still come. A hold that names
-        another body than the record is of a second copy of the request: the first may have been
-        declined here for good, and must not be held after all.
-        """
-        if hold.body_key and not in_record(hold.body_key):
-            stored, body = await asyncio.gather(
-                self._records.get(hold.key), _or_words(self._records.body(hold.body_key))
-            )
-        else:
-            stored = await self._records.get(hold.key)
-            body = None
-            if stored is not None:
-                body = await _or_words(self._records.body_of(stored.record))
-        if stored is None:
-            return None, body
-        record = stored.record
-        if hold.body_key not in ("", record.body_key):
-            return stored, None
-        if body is None and self._clock.unix_s() - record.arrived_unix_s > BODY_LOST_S:
-            return stored, f"{record.body_key} is missing from the store"
-        return stored, body
 
     # ------------------------------------------------------------ admission's side
 
@@ -428,6 +364,9 @@ class WorkerService:
                 late_s=spent.late_s,
                 predicted_s=spent.predicted_s,
             ),
+            role=self._cfg.role,
+            kv_address="" if self._mover is None else self._mover.address,
+            kv_move_s=0.0 if self._mover is None else self._mover.move_s,
         )
 
 
@@ -456,6 +395,7 @@ async def serve(
     tracing: Tracing,
     rng: Random | None = None,
     metrics: Registry | None = None,
+    mover: Mover | None = None,
 ) -> None:
     """Run incarnations (lives of the worker) one after another, until stopped."""
     rng = rng or Random(secrets.randbits(64))
@@ -465,7 +405,7 @@ async def serve(
     )
     while not stop.is_set():
         await refuse_a_twin(bus, ReplicaId(cfg.replica))
-        service = WorkerService(cfg, bus, clock, runner, tracing, rng, counted)
+        service = WorkerService(cfg, bus, clock, runner, tracing, rng, counted, mover)
         try:
             await service.run(stop)
         except FencedError as fenced:
@@ -479,11 +419,3 @@ async def serve(
             counted.forget()
             # if two fence each other, the worker that comes back later finds the other there
             await asyncio.sleep(rng.random())
-
-
-async def _or_words(reading: Awaitable[Body | None]) -> Body | str | None:
-    """The body, or, if it is damaged, a text that says so."""
-    try:
-        return await reading
-    except StoreDamaged as error:
-        return error.message

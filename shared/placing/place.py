@@ -10,10 +10,12 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core.offer import as_offer
+from shared.core.prefixes.fetching import fetch_most_s
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.schemas import (
     AttemptOver,
     CertainAnswer,
+    Fetch,
     OfferAccepted,
     OfferAnswer,
     OfferDeclined,
@@ -73,7 +75,7 @@ class Placer:
                 subjects.offer(record.replica),
                 offer,
                 OfferAnswer,
-                timeout_s=OFFER_TIMEOUT_S,
+                timeout_s=OFFER_TIMEOUT_S + fetch_most_s(offer.kv_tokens),
                 headers=headers,
             )
         except NoResponders:
@@ -102,6 +104,10 @@ class Placer:
             case OfferAccepted():
                 standard = record.service_class is ServiceClass.STANDARD
                 await self.publish_status(record, "accepted" if standard else "relegated", "")
+                if record.then is not None:
+                    with suppress(BusError):  # then its KV comes when its prompt is computed
+                        fetch = Fetch(key=record.key)
+                        await self._bus.publish(subjects.fetch(record.then), fetch)
                 return answer
             case OfferDeclined() | OfferNotReady():
                 return answer

@@ -29,7 +29,8 @@ def by_role(offer: Offer, digests: Sequence[Digest]) -> Sequence[Digest]:
     ):
         return digests
     if begun(offer):
-        return [d for d in digests if d.role is not Role.PREFILL or d.replica == offer.kv_at]
+        suited = [d for d in digests if d.role is not Role.PREFILL or d.replica == offer.kv_at]
+        return suited or digests
     suited = []
     for digest in digests:
         if digest.role is Role.BOTH:

@@ -5,15 +5,17 @@ have a slot while the worker is asked, and those that were declined and stay so.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
+from shared.core.prefixes.fetching import Fetching
 from shared.core.prefixes.kept import KeptPrefixes
 from shared.core.prefixes.sessions import Sessions
+from shared.core.replica.digest import decodes_of
 from shared.core.replica.events import Answer, HoldDone, SendHold, WorkerGone
 from shared.core.replica.fairness import Fairness
-from shared.core.replica.moving import Fetching
 from shared.core.replica.request_table import RequestTable
 from shared.core.replica.slots import Attempt, Slots, attempt_of
 from shared.perf.iteration_time import Profile
@@ -98,7 +100,7 @@ class OfferDesk:
         """Begin after a resync: the worker holds these entries. `before`: the former table. Returns
         the entries that get a row: those whose HoldDone is not on the way.
         """
-        self.fetching.synced(facts, kept, table)
+        self.fetching.synced(facts, kept, partial(decodes_of, table))
         for offer in before.offers.values():
             self.fairness.leave(offer)
         self.slots.begin(facts.max_slots, {*self.reserved, *(entry.slot for entry in entries)})

@@ -11,10 +11,10 @@ from shared.columns import pack
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.prediction import Prediction
 from shared.core.replica.request_table import RequestTable
-from shared.core.replica.table_rows import WAITING
+from shared.core.replica.table_rows import DECODE, WAITING
 from shared.policy.seam import Choice
 from shared.schemas import Announce, BatchPlan
-from shared.vocabulary import FinishReason
+from shared.vocabulary import HANDED_OVER, FinishReason
 
 
 @dataclass(slots=True)
@@ -60,14 +60,14 @@ def _packed(slots: Sequence[int]) -> bytes:
 def write_orders(
     choice: Choice,
     expired: Iterable[int],
-    moving: Iterable[tuple[int, str]],
+    moving: Iterable[int],
     table: RequestTable,
     ahead: Prediction,
     *,
     hand_back: bool,
 ) -> Orders:
     """Write a choice's orders, and the release of expired and of moving requests, into the request
-    table. `moving`: slots, and why each goes on elsewhere.
+    table. What is to decode elsewhere is handed over.
 
     `hand_back`: a relegated request that has not begun leaves for the relegation service.
     """
@@ -83,7 +83,9 @@ def write_orders(
         table.set_best_effort(slot, False)
     orders.released += choice.release
     going = {slot for slot, _ in orders.released}
-    orders.released += [(slot, why) for slot, why in moving if slot not in going]
+    orders.released += [(slot, HANDED_OVER) for slot in handed_over(table) if slot not in going]
+    going = {slot for slot, _ in orders.released}
+    orders.released += [(slot, "drained") for slot in moving if slot not in going]
     for slot, _ in orders.released:
         ahead.release(slot)
     for slot in orders.preempted:
@@ -96,6 +98,20 @@ def _begun(slot: int, table: RequestTable) -> bool:
     row = table.row_of[slot]
     made_here = table.generated_tokens[row] > table.offers[slot].generated_tokens
     return bool(table.phase[row] != WAITING or made_here)
+
+
+def handed_over(table: RequestTable) -> list[int]:
+    """The slots whose prompts are computed and that are to go on elsewhere. Best-effort requests
+    stay where they are.
+    """
+    if not table.bound:
+        return []
+    rows = [(slot, int(table.row_of[slot])) for slot in sorted(table.bound)]
+    return [
+        slot
+        for slot, row in rows
+        if row < table.live and table.phase[row] == DECODE and not table.best_effort[row]
+    ]
 
 
 def gives_way(table: RequestTable, first: int | None) -> int | None:

@@ -34,7 +34,6 @@ from shared.core.replica.events import (
 )
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.learning import Lead, Learning
-from shared.core.replica.moving import handed_over
 from shared.core.replica.offers import OfferDesk
 from shared.core.replica.orders import Orders, gives_way, write_orders
 from shared.core.replica.planned_ahead import PlannedAhead
@@ -48,7 +47,7 @@ from shared.perf.iteration_time import Profile
 from shared.policy.seam import Admission, Ended, Policy, View
 from shared.request_timeline import Neighbour
 from shared.schemas import Announce, BatchPlan, Digest, Offer, PlanAck, ResyncEntry, RosterEntry
-from shared.vocabulary import HANDED_OVER, FinishReason, Role
+from shared.vocabulary import FinishReason, Role
 
 AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
 
@@ -381,9 +380,7 @@ class ReplicaCore:
         assert self._policy.declared.drops or all(
             why != FinishReason.DROPPED for _, why in choice.release
         ), "an undeclared drop"
-        moving = [(slot, HANDED_OVER) for slot in handed_over(table)]
-        if self._leaving:
-            moving += [(slot, "drained") for slot in self._leaving.give_up(self._view(start)[0])]
+        moving = self._leaving.give_up(self._view(start)[0]) if self._leaving else ()
         orders = write_orders(
             choice, self._expired, moving, table, self._ahead, hand_back=self._set.hand_back
         )
