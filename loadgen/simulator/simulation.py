@@ -17,9 +17,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
+from loadgen.simulator.deployment import Deployment, Outage
 from loadgen.simulator.elastic.scaler import Scaler
-from loadgen.simulator.misjudged import MisjudgedLengths, stretched
+from loadgen.simulator.misjudged import MisjudgedLengths
+from loadgen.simulator.served import Served
 from loadgen.simulator.tasks import SimulatedTasks
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -27,10 +28,6 @@ from loadgen.simulator.virtual_fleet import VirtualFleet
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
-from shared.perf import profile_file as profiles
-from shared.perf.draft import Draft, draft_of
-from shared.perf.iteration_time import Profile
-from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -126,55 +123,6 @@ def simulate(
         acceptance; AssertionError where an invariant breaks; RuntimeError on a stall.
     """
     return Simulation(traffic, deployment, options or RunOptions()).run()
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model as a run serves it: what planners take its replicas for, and their true engine."""
-
-    name: str
-    announced: str
-    profile_name: str
-    profile: Profile
-    draft: Draft | None
-    facts: ReplicaFacts
-    batch_s: Callable[[BatchShape], float]
-    engine_draft: Draft | None
-    longest_chain: int
-    kv_load_s: float
-    kv_move_s: float  # 0: its KV stays where it is
-
-    @staticmethod
-    def of(model: ServedModel, deployment: Deployment) -> "Served":
-        """Raises ConfigError for an unknown profile, or an impossible draft, or KV of no size."""
-        file, engine, times = (
-            profiles.read(model.profile),
-            deployment.engine,
-            deployment.engine_times,
-        )
-        if deployment.link_gbit_s and not file.kv_bytes_per_token:
-            raise ConfigError(f"{model.profile} does not say how many bytes the KV of a token has")
-        profile = file.profile()
-        cost = file.draft if model.name and deployment.draft else deployment.draft
-        draft = draft_of(profile, cost)
-        own, own_draft = profile, draft
-        if engine is not None:
-            own = profiles.load(engine.profile)
-            own_draft = draft_of(own, engine.draft)
-        batch_s = own.batch_s if engine is None or engine.batch_s is None else engine.batch_s
-        return Served(
-            name=model.name,
-            announced=model.name or file.model,
-            profile_name=model.profile,
-            profile=profile,
-            draft=draft,
-            facts=deployment.facts.resolved(file.kv_capacity_tokens),
-            batch_s=batch_s if times == 1.0 else stretched(batch_s, times),
-            engine_draft=own_draft,
-            longest_chain=0 if engine is None else engine.longest_chain,
-            kv_load_s=file.token_load_s,
-            kv_move_s=file.token_move_s(deployment.link_gbit_s),
-        )
 
 
 class Simulation:
