@@ -701,6 +701,8 @@ class ReplicasNeeded(Struct, frozen=True, kw_only=True):
     tiers: list[TierNeed]
     serving: Count
     ahead_s: Lasted
+    # of the replicas whose role is `auto`, those that compute prompts only
+    prefill: tuple[ReplicaId, ...] = ()
 
 
 # ---------------------------------------------------------------- planner <-> worker

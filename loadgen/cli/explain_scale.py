@@ -52,3 +52,5 @@ def _show(needed: ReplicasNeeded, console: Console) -> None:
     rows = ", ".join(f"{need.tier} {need.replicas}" for need in needed.tiers)
     if rows:
         console.print(escape(f"asked for by each tier beside those due sooner: {rows}"))
+    if needed.prefill:
+        console.print(escape(f"prompts only: {', '.join(needed.prefill)}"))

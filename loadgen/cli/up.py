@@ -36,6 +36,7 @@ from shared.rules.rules import TenantSource, TierSource, read_rules, read_tenant
 from shared.rules.tenants import OTHERS
 from shared.rules.tiers import load_tiers
 from shared.subjects import DEFAULT_TENANT
+from shared.vocabulary import Role as ReplicaRole
 
 KEY_HEADER = '-H "Authorization: Bearer KEY" '
 AWAITED_S = 2.0  # between two lines about what a start waits for
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --replicas N|N..M: number of workers, each with an engine; with several models, of each
             (default: 2 with sim, 1 with vllm; with torch one per GPU, or per two cores without).
             N..M: from N to M, as many as the SLOs need
+        --roles ROLE,... =: of the replicas in turn, the last one of the rest: both, prefill,
+            decode or auto, as prefill,both; KV moves between them then
         --warm-up S (float): N..M: seconds that a replica takes to start (default: 120, or what
             the configuration says)
         --engine torch|vllm|sim = torch: torch and vllm run a real model; sim has the timing of a
@@ -151,6 +154,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         else {"sim": 2, "vllm": 1}.get(args.engine)
         or max(torch_replicas() // max(len(served), 1), 1),
         most=most,
+        roles=_roles(args.roles),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
@@ -194,6 +198,14 @@ def served_models(written: Sequence[str], engine: str) -> dict[str, str]:
             raise ConfigError(f"--model {text}: there are two models {name}")
         found[name] = where
     return found
+
+
+def _roles(text: str) -> list[str]:
+    """The roles of --roles. Raises ConfigError for a word that is none."""
+    roles = [each for each in text.split(",") if each]
+    if any(each not in list(ReplicaRole) for each in roles):
+        raise ConfigError(f"--roles {text}: a role is {', '.join(ReplicaRole)}")
+    return roles
 
 
 def replicas_of(text: str | None) -> tuple[int | None, int]:

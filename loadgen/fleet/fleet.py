@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from loadgen.access import Access, noted
 from loadgen.fleet.child import Child, ChildError, Say
-from loadgen.fleet.gpus import cores, devices, model_of
+from loadgen.fleet.gpus import cores, devices, model_of, role_of
 from loadgen.fleet.nats_server import (
     MAX_PAYLOAD_BYTES,
     find_binary,
@@ -73,6 +73,7 @@ class FleetSpec:
 
     replicas: int = 2  # of each model
     most: int = 0  # so many run at most, as many as are needed; 0: `replicas`, all the time
+    roles: Sequence[str] = ()  # of the replicas, the last of the rest; KV moves then
     policy: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
@@ -147,8 +148,7 @@ class Fleet:
         self.pools: dict[ReplicaId, str] = {}
         self.metrics: dict[str, str] = {}  # the address of each process's own, by its name
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # read the exception, even if no caller waits for it
-        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
+        self.failed.add_done_callback(lambda f: f.cancelled() or f.exception())  # reads it
         self._say = say
         self._children: dict[str, Child] = {}
         self._awaited = ["nats-server"]  # while starting: the processes that are not ready yet
@@ -257,8 +257,8 @@ class Fleet:
             return
         environment, n = self._environment(), self.replicas.index(replica)
         named = {"SLACKLINE_WORKER_REPLICA": replica, "SLACKLINE_WORKER_POOL": self.pools[replica]}
-        its_own = named | devices(self.spec, n, environment) | model_of(self.spec, n)
-        its_own |= self._login(User(Role.WORKER, replica))
+        its_own = named | model_of(self.spec, n) | role_of(self.spec, n)
+        its_own |= devices(self.spec, n, environment) | self._login(User(Role.WORKER, replica))
         self._spawn(name, _service("worker"), environment | its_own)
         self._children[name].patient = self._patient
 

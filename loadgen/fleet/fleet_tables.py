@@ -10,7 +10,7 @@ from loadgen.load.report import percent, seconds
 from loadgen.tables import with_columns
 from shared.console.collector import FRESH_S
 from shared.console.picture import Iteration, Picture, Quantiles, ReplicaPicture, RequestRow
-from shared.vocabulary import Slo
+from shared.vocabulary import Role, Slo
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 UP = "up"
@@ -117,7 +117,9 @@ def _holds(replica: ReplicaPicture) -> list[str | Text]:
 def _state(replica: ReplicaPicture) -> str:
     if replica.heard_s > FRESH_S:
         return f"silent for {replica.heard_s:.0f} s"
-    return UP if replica.accepting else "takes no requests"
+    if not replica.accepting:
+        return "takes no requests"
+    return UP if replica.role == Role.BOTH else f"{UP}, {replica.role}"
 
 
 def _beside(found: Quantiles, bound_s: float | None) -> Text:

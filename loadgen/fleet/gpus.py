@@ -1,11 +1,12 @@
-"""Finds the GPUs and cores of this machine, and gives each worker its GPUs and its model."""
+"""Finds the GPUs and cores of this machine, and gives each worker its GPUs, model and role."""
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from loadgen.fleet.ports import HOST
 from shared.errors import ConfigError
 
 
@@ -27,6 +28,9 @@ class Workers(Protocol):
     @property
     def models(self) -> Mapping[str, str]: ...
 
+    @property
+    def roles(self) -> Sequence[str]: ...
+
 
 def devices(spec: Workers, n: int, environment: Mapping[str, str]) -> dict[str, str]:
     """The GPUs of worker n. Raises ConfigError where there are too few."""
@@ -42,6 +46,14 @@ def model_of(spec: Workers, n: int) -> dict[str, str]:
     if spec.engine == "sim":
         return {"SLACKLINE_WORKER_MODEL": name, "SLACKLINE_WORKER_PROFILE": where}
     return {"SLACKLINE_WORKER_MODEL": where, "SLACKLINE_WORKER_SERVED_NAME": name}
+
+
+def role_of(spec: Workers, n: int) -> dict[str, str]:
+    """The role of worker n, where they have roles: the last one named is that of the rest."""
+    if not spec.roles:
+        return {}
+    role = spec.roles[min(n, len(spec.roles) - 1)]
+    return {"SLACKLINE_WORKER_ROLE": role, "SLACKLINE_WORKER_KV_LISTEN": f"{HOST}:0"}
 
 
 def share_of(

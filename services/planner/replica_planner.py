@@ -61,7 +61,7 @@ from shared.schemas import (
 from shared.store.leases import Lease
 from shared.telemetry import conventions as names
 from shared.telemetry.telemetry import TRACEPARENT, AttributeValue, Tracing
-from shared.vocabulary import ReplicaId, RequestKey
+from shared.vocabulary import ReplicaId, RequestKey, Role
 
 log = structlog.get_logger()
 
@@ -167,9 +167,9 @@ class ReplicaPlanner:
         if stale:
             raise StaleEpoch(str(stale[0]))
 
-    def heard(self, announce: Announce, receivers: int) -> None:
-        """The worker announced itself, so it lives. A new incarnation holds nothing.
-        `receivers`: the other replicas of its model that take requests.
+    def heard(self, announce: Announce, receivers: int, role: Role) -> None:
+        """The worker announced itself, so it lives. A new incarnation holds nothing. `receivers`,
+        `role`: as in Heartbeat.
         """
         self.heard_unix_s = self._clock.unix_s()
         # the worker was started again and has measured its profile anew
@@ -179,7 +179,7 @@ class ReplicaPlanner:
             self._incarnation = announce.incarnation
             self._inbox.put(Refused("another incarnation"))  # once for each incarnation
         else:
-            self._inbox.offer(Heartbeat(announce, receivers))
+            self._inbox.offer(Heartbeat(announce, receivers, role))
 
     # ------------------------------------------------------------ the core's actions
 

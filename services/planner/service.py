@@ -14,18 +14,19 @@ from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, PeerError
-from shared.schemas import Announce
+from shared.schemas import Announce, ReplicasNeeded
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
 from shared.telemetry.instruments import Registry
 from shared.telemetry.telemetry import Tracing
-from shared.vocabulary import MOST_REPLICAS, ReplicaId
+from shared.vocabulary import MOST_REPLICAS, ReplicaId, Role
 
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # between two looks for leases without a holder
 SHUN_S = 10.0  # for this long a replica whose planning failed is left to other planners
 SAFETY_S = 0.5  # a lease that is not renewed this long before its end is given up
+MODELS_LIMIT = 64  # whose roles are heeded
 FAULTS = 16  # kept for tests
 
 
@@ -43,6 +44,8 @@ class Planner:
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._planners: dict[ReplicaId, ReplicaPlanner] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
+        # of each model, the replicas that compute prompts only, if their role is not fixed
+        self._prefill: dict[str, frozenset[ReplicaId]] = {}
         # replicas whose planning failed, and until when they are left to other planners
         self._shunned: dict[ReplicaId, float] = {}
         # the newest faults of ours that ended a replica planner
@@ -52,6 +55,7 @@ class Planner:
         announcements = await self._bus.subscribe(
             subjects.ANNOUNCEMENTS, Announce, self._on_announce
         )
+        roles = await self._bus.subscribe(subjects.SCALING, ReplicasNeeded, self._on_needed)
         present = await be_present(self._bus, self.name)
         registered = await self._bus.serve(
             "planner", [], {"instance": self.name, "policy": self._cfg.policy}
@@ -67,6 +71,7 @@ class Planner:
         finally:
             await registered.stop()
             await announcements.stop()
+            await roles.stop()
             await present.stop()
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
@@ -77,7 +82,13 @@ class Planner:
         self._workers[announce.replica] = (announce, self._clock.unix_s())
         planner = self._planners.get(announce.replica)
         if planner is not None:
-            planner.heard(announce, self._receivers(announce))
+            prefill = announce.replica in self._prefill.get(announce.model, ())
+            role = Role.PREFILL if prefill else Role.BOTH
+            planner.heard(announce, self._receivers(announce), role)
+
+    def _on_needed(self, needed: ReplicasNeeded, _call: Call) -> None:
+        if needed.model in self._prefill or len(self._prefill) < MODELS_LIMIT:
+            self._prefill[needed.model] = frozenset(needed.prefill)
 
     def _receivers(self, leaving: Announce) -> int:
         """The number of replicas that could go on with the requests of this one, if it leaves."""

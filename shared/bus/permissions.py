@@ -96,7 +96,7 @@ TABLE = (
     Row("digests of the pool", subjects.POOL, (RELEGATION,), (ADMISSION, GATEWAY)),
     Row("ends of requests", subjects.ENDED, (ADMISSION, RELEGATION), (RELEGATION, GATEWAY)),
     Row("work that came", subjects.ARRIVED, (ADMISSION,), (RELEGATION,)),
-    Row("replicas needed", subjects.SCALING, (RELEGATION,), (GATEWAY,)),
+    Row("replicas needed", subjects.SCALING, (RELEGATION,), (GATEWAY, PLANNER)),
     # answers between services
     Row("answers", "_ROLE.admission.>", (ADMISSION, PLANNER, WORKER), (ADMISSION,)),
     Row("answers", "_ROLE.planner.>", (ADMISSION, PLANNER, WORKER), (PLANNER,)),

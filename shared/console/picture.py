@@ -31,6 +31,7 @@ class ReplicaPicture(Struct, frozen=True, kw_only=True):
     engine: str
     profile: str
     planner: str
+    role: str
     accepting: bool
     heard_s: float  # since its newest digest
     kv_blocks: int

@@ -84,6 +84,7 @@ class ReplicaWatch:
             engine=announce.engine if announce else "",
             profile=announce.profile if announce else "",
             planner=digest.planner,
+            role=digest.role,
             accepting=digest.accepting,
             heard_s=now_unix_s - self.digest_unix_s,
             kv_blocks=digest.kv_blocks,

@@ -1,13 +1,14 @@
 """The order in which a replica that leaves gives up its requests, so that they go on elsewhere.
 
-A request that moves is computed again by its receiver, and makes no token until then. So:
+A request that moves is computed again by its receiver, or its KV is fetched there where that is
+sooner, and it makes no token until then. So:
 
 - What has nothing computed here moves at once.
 - What ends here before the replica leaves, even if it uses all its tokens, stays.
 - All others move by slack, the most first: who has tokens to spare can best do without for a while,
   and the others have time to end here. Best-effort requests owe nothing and go before them.
-- One moves at a time: the next when an equal receiver has computed the one before, or sooner, if
-  else not all could move in time. With several receivers the next comes sooner by so many.
+- One moves at a time: the next when an equal receiver has the one before, or sooner, if else not
+  all could move in time. With several receivers the next comes sooner by so many.
 
 Without a receiver nothing moves. The worker gives up what is left at the end (services/worker).
 """
@@ -28,6 +29,7 @@ class Leaving:
     def __init__(self) -> None:
         self._leaves_unix_s = math.inf  # inf: it stays
         self._receivers = 0
+        self._move_s = math.inf  # for a token's KV to be fetched; inf: it is computed again
         self._next_unix_s = -math.inf
 
     def __bool__(self) -> bool:
@@ -38,6 +40,8 @@ class Leaving:
         """A worker tells its whole state: one that has come back stays, whatever was heard."""
         leaves = announce.leaves_unix_s
         self._leaves_unix_s = math.inf if leaves is None else leaves
+        moves = announce.kv_address and announce.kv_move_s
+        self._move_s = announce.kv_move_s if moves else math.inf
 
     def heard(self, announce: Announce, receivers: int) -> None:
         """`receivers`: the replicas of the same model that take requests."""
@@ -61,7 +65,7 @@ class Leaving:
         due_unix_s = np.where(view.whole, view.last_due_unix_s - to_end_s, view.next_due_unix_s)
         due_unix_s[view.best_effort] = math.inf
         rows = rows[np.argsort(-due_unix_s[rows], kind="stable")]
-        token_s = prefill_token_s(view.profile, step)
+        token_s = min(prefill_token_s(view.profile, step), self._move_s)
         costs_s = view.computed_tokens[rows] * token_s / self._receivers
         hurry = max(1.0, float(costs_s.sum()) / left_s) if left_s > 0.0 else math.inf
         self._next_unix_s = max(self._next_unix_s, view.start_unix_s - iteration_s)

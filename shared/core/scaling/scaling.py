@@ -13,14 +13,15 @@ from typing import NamedTuple
 from shared.core.announced import profile_of
 from shared.core.load_view import STALE_S
 from shared.core.scaling.loss import deviations
+from shared.core.scaling.roles import Work, prompts_only
 from shared.core.scaling.tally import OTHER
 from shared.core.scaling.tier_load import TierLoad
 from shared.core.scaling.trend import LATE_S
 from shared.errors import ConfigError
 from shared.policy.slackline.bounds import LOOSE_S
-from shared.policy.slackline.prices import Prices, prices_of
+from shared.policy.slackline.prices import CHUNK_TOKENS, Prices, prices_of
 from shared.schemas import Announce, Digest, Ended, ReplicasNeeded, TierNeed, WorkArrived
-from shared.vocabulary import MOST_REPLICAS, ReplicaId
+from shared.vocabulary import MOST_REPLICAS, ReplicaId, Role
 
 AHEAD_S = 120.0  # the least time to look ahead
 MAY_MISS = 0.01  # the part of the requests that may miss their SLO
@@ -70,11 +71,20 @@ class ScalingCore:
         self._priced: tuple[str, float] | None = None  # the profile of `_prices`, and its pace
         self._debt = 0.0  # requests that missed their SLO, less those that might; of an hour
         self._asked: deque[Asked] = deque()  # replicas fall: the first is the most that was asked
+        self._auto: set[ReplicaId] = set()  # may change their role
+        self._move_s = 0.0  # for a token's KV to move; 0: it does not
+        self._prefill: tuple[ReplicaId, ...] = ()
+        self._roles_until_unix_s = -math.inf
 
     # ------------------------------------------------------------ what was heard
 
     def announced(self, announce: Announce) -> None:
         """A worker lives; all of a model are taken to be as fast as the last one heard."""
+        self._move_s = announce.kv_move_s * announce.pace
+        if announce.role is Role.AUTO and not announce.draining:
+            self._auto.add(announce.replica)
+        else:
+            self._auto.discard(announce.replica)
         priced = (announce.profile, announce.pace)
         if priced == self._priced:
             return
@@ -153,7 +163,30 @@ class ScalingCore:
             tiers=[TierNeed(name, count) for name, count in rows.items()],
             serving=serving,
             ahead_s=ahead_s,
+            prefill=self._prompts_only(serving, now_unix_s),
         )
+
+    def _prompts_only(self, serving: int, now_unix_s: float) -> tuple[ReplicaId, ...]:
+        """The replicas that are to compute prompts only, for LATE_S, of those that may."""
+        may = sorted(each for each in self._auto if each in self._digests)
+        if now_unix_s < self._roles_until_unix_s and set(self._prefill) <= set(may):
+            return self._prefill
+        prices, loads = self._prices, list(self._tiers.values())
+        count = 0
+        if prices is not None and may and self._move_s:
+            pace_s = min([LOOSE_S, *(load.pace_s for load in loads if not load.whole)])
+            passes = 1.0 + prices.batch_s / (CHUNK_TOKENS * prices.token_s)
+            work = Work(
+                prefill_s=sum(load.prefill_s for load in loads) * passes,
+                decode_s=sum(load.decode_s for load in loads),
+                move_s=sum(load.tokens for load in loads) * self._move_s,
+                share=max(1.0 - prices.batch_s / pace_s, BARE),
+            )
+            count = min(prompts_only(work, serving), len(may))
+        self._roles_until_unix_s = now_unix_s + LATE_S
+        stay = [each for each in self._prefill if each in may]
+        self._prefill = tuple(sorted([*stay, *(each for each in may if each not in stay)][:count]))
+        return self._prefill
 
     def _kept(self, asked: Asked, now_unix_s: float) -> str:
         ago_s = now_unix_s - asked.at_unix_s

@@ -78,8 +78,9 @@ class TierLoad:
         self._came: Floats = np.zeros(KEPT_S)
         self._means = Means()
         self.owed: deque[Owed] = deque()
-        # as of the last `trend`: requests a second, and the variance of a second's prefills
-        self.rate = self.prefill_variance = 0.0
+        # as of the last `trend`: requests a second, the seconds of prefills and of decodes that
+        # come in one, and the variance of those of prefills
+        self.rate = self.prefill_s = self.decode_s = self.prefill_variance = 0.0
 
     # ------------------------------------------------------------ what was heard
 
@@ -142,6 +143,12 @@ class TierLoad:
             return math.inf
         return means.requests / means.paces + means.spare_s / means.requests / means.output
 
+    @property
+    def tokens(self) -> float:
+        """Prompt tokens a second."""
+        means = self._means
+        return self.rate * means.prompt_tokens / means.requests if means.requests else 0.0
+
     def longest_s(self, prices: Prices) -> float:
         """The prefill of a request that gives way: the longest do, so each counts by its length."""
         means = self._means
@@ -150,13 +157,14 @@ class TierLoad:
         return prices.token_s * means.prompt_squares / means.prompt_tokens
 
     def trend(self, now_unix_s: float, ahead_s: float) -> Trend:
-        """The trend of its work. Sets `rate` and `prefill_variance`."""
+        """The trend of its work. Sets `rate` and the seconds of prefills and decodes."""
         self._turn(now_unix_s)
         seconds = self._seconds()
         prefill = self._prefill[seconds]
         if len(seconds):
             self.rate = float(self._came[seconds].mean())
-            self.prefill_variance = float(prefill.var())
+            self.prefill_s, self.prefill_variance = float(prefill.mean()), float(prefill.var())
+            self.decode_s = float(self._decode[seconds].mean())
         return trend_of(prefill + self._decode[seconds], ahead_s)
 
     def _count(self, requests: int, prefill_s: float, decode_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,9 @@ from tests.made import announce
 from tests.shared.policy.views import NOW, Row, decode, interactive, rows, summary, view
 
 
-def leaving(*, after_s: float = 8.0, receivers: int = 1) -> Leaving:
+def leaving(*, after_s: float = 8.0, receivers: int = 1, **facts: Any) -> Leaving:
     made = Leaving()
-    made.heard(announce(leaves_unix_s=NOW + after_s), receivers)
+    made.heard(announce(leaves_unix_s=NOW + after_s, **facts), receivers)
     return made
 
 
@@ -77,6 +78,14 @@ def test_the_next_moves_when_the_receivers_have_computed_the_one_before(receiver
     between_s = 2000 * 1.0e-4 / receivers
     for before, after in pairwise(times):
         assert after - before == pytest.approx(between_s, rel=0.2)
+
+
+def test_kv_that_is_fetched_lets_them_move_as_fast_as_it_moves() -> None:
+    held = [long(interactive(slot, next_due_s=slot)) for slot in range(5)]
+    fetched = leaving(kv_address="host:1", kv_move_s=1e-5)
+    times = [at_s for _, at_s in moves(fetched, held, until_s=8.0)]
+    for before, after in pairwise(times):
+        assert after - before == pytest.approx(2000 * 1e-5, abs=0.011)
 
 
 def test_all_move_in_time_where_the_receivers_could_not_compute_them_so_fast() -> None:

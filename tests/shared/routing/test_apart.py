@@ -1,4 +1,4 @@
-"""Where a request goes by the roles of replicas, and where it goes on (docs/apart.md)."""
+"""Tests of where a request goes by the roles of replicas, and where it goes on."""
 
 from random import Random
 

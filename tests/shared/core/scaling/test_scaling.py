@@ -1,6 +1,7 @@
 """Tests of the forecast of replicas needed."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from shared.vocabulary import FinishReason, RecordState, ReplicaId, RequestKey, 
 CHAT, BATCH = Slo(ttft_s=2.0, tbt_s=0.1), Slo(ttlt_s=86_400.0)
 
 
-def announce() -> Announce:
+def announce(name: str = "r1", **more: Any) -> Announce:
     return Announce(
-        replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="sim",
+        replica=ReplicaId(name), incarnation="1", at_unix_s=0.0, model="m", engine="sim",
         profile="a100-llama3-8b", pool="", kv_blocks=1000, block_tokens=16, context_tokens=8192,
-        max_slots=64, epoch=0,
+        max_slots=64, epoch=0, **more,
     )  # fmt: skip
 
 
