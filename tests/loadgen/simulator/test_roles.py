@@ -35,7 +35,14 @@ def run(
 ) -> SimulationResult:
     settings = {"chunk_tokens": str(CHUNK)} if policy == "fcfs" else {}
     deployment = Deployment(
-        policy, PROFILE, replicas, settings, facts=facts, roles=roles, link_gbit_s=link_gbit_s
+        policy,
+        PROFILE,
+        replicas,
+        settings,
+        facts=facts,
+        draft=0.0,
+        roles=roles,
+        link_gbit_s=link_gbit_s,
     )
     options = RunOptions(keep_times=True, check_every=25, leaps=leaps)
     return simulate(Traffic(requests, DEMO_3), deployment, options)
