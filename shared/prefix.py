@@ -148,6 +148,10 @@ class Changes:
     def __init__(self) -> None:
         self._where: dict[int, Where] = {}
 
+    @property
+    def untold(self) -> frozenset[int]:
+        return frozenset(self._where)
+
     def note(self, prefix: int, where: Where) -> None:
         self._where[prefix] = where
 

@@ -61,25 +61,6 @@ class EngineFacts(NamedTuple):
     batch_s: BatchTime | None = None  # the seconds of an iteration; None: as its profile says
 
 
-class Roles(NamedTuple):
-    """How many replicas of a model compute prompts alone, and how many outputs; the others have the
-    role `others`.
-    """
-
-    prefill: int = 0
-    decode: int = 0
-    others: Role = Role.BOTH
-
-    def of(self, nth: int) -> Role:
-        """The role of a model's n-th replica."""
-        if nth < self.prefill:
-            return Role.PREFILL
-        return Role.DECODE if nth < self.prefill + self.decode else self.others
-
-
-TOGETHER = Roles()
-
-
 class ServedModel(NamedTuple):
     """One of several models: its name in requests, and the profile of its replicas."""
 
@@ -108,7 +89,7 @@ class Deployment:
     scaling: replicas come and go; `replicas` serve from the start.
     router: makes the router, in place of the policy's own.
     prefixes_late_s: how old the prefixes are that routers hear of.
-    roles: of each model's replicas.
+    roles: of each model's replicas in turn, the last one of the rest; empty: each does both.
     link_gbit_s: the link of each replica, over which KV comes from and goes to others, in 10^9 bits
         a second each way; 0: KV stays where it is.
     """
@@ -129,7 +110,7 @@ class Deployment:
     scaling: Scaling | None = None
     router: Callable[[], Router] | None = None
     prefixes_late_s: float = 0.0
-    roles: Roles = TOGETHER
+    roles: Sequence[Role] = ()
     link_gbit_s: float = 0.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
@@ -139,3 +120,7 @@ class Deployment:
     def served(self) -> Sequence[ServedModel]:
         """Its models; a single one has no name."""
         return self.models or (ServedModel("", self.profile, self.replicas),)
+
+    def role_of(self, nth: int) -> Role:
+        """The role of a model's n-th replica."""
+        return self.roles[min(nth, len(self.roles) - 1)] if self.roles else Role.BOTH

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadgen.simulator.deployment import TOGETHER, Deployment, ReplicaFacts, ServedModel
+from loadgen.simulator.deployment import Deployment, ReplicaFacts, ServedModel
 from loadgen.simulator.misjudged import stretched
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import Draft, draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
+from shared.vocabulary import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,9 @@ class Served:
         """Raises ConfigError for an unknown profile, an impossible draft, KV whose size is not
         stated, or roles that these replicas cannot have.
         """
-        roles = deployment.roles
-        if roles.prefill + roles.decode > model.replicas:
-            raise ConfigError(f"{model.replicas} replicas cannot have {roles}")
-        if roles != TOGETHER and not deployment.link_gbit_s:
+        if len(deployment.roles) > model.replicas:
+            raise ConfigError(f"there are more roles than replicas of {model.profile}")
+        if set(deployment.roles) - {Role.BOTH} and not deployment.link_gbit_s:
             raise ConfigError("replicas with roles need a link between them")
         file, engine, times = (
             profiles.read(model.profile),

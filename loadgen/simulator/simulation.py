@@ -18,6 +18,7 @@ from random import Random
 from msgspec.structs import replace
 
 from loadgen.simulator.deployment import Deployment, Outage
+from loadgen.simulator.elastic.law import of_roles
 from loadgen.simulator.elastic.scaler import Scaler
 from loadgen.simulator.misjudged import MisjudgedLengths
 from loadgen.simulator.served import Served
@@ -177,7 +178,7 @@ class Simulation:
             served, nth = of[i] if i < len(of) else (of[0][0], i)  # of one model, where they come
             return VirtualReplica(
                 self._announce(
-                    i, served, pools[nth % len(pools)], str(incarnation), deployment.roles.of(nth)
+                    i, served, pools[nth % len(pools)], str(incarnation), deployment.role_of(nth)
                 ),
                 self._policy_of(deployment),
                 served.profile,
@@ -202,9 +203,12 @@ class Simulation:
         for incarnation, outage in enumerate(in_order, start=2):
             self._schedule(outage, made, incarnation)
         self._scaler: Scaler | None = None
-        if deployment.scaling is not None:
+        scaling = deployment.scaling
+        if scaling is None and Role.AUTO in deployment.roles:
+            scaling = of_roles(len(of))
+        if scaling is not None:
             self._scaler = Scaler(
-                deployment.scaling,
+                scaling,
                 self._timeline,
                 self._fleet,
                 self._alive,

@@ -58,7 +58,7 @@ from shared.schemas import (
     PlanAck,
     Record,
 )
-from shared.vocabulary import ReplicaId, RequestKey
+from shared.vocabulary import ReplicaId, RequestKey, Role
 
 Reply = Callable[[OfferAnswer], None]
 
@@ -126,6 +126,7 @@ class VirtualReplica:
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
         self.worker = VirtualWorker(announce, batch_s, engine_draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
+        self._role = Role.BOTH  # of one whose role is not fixed
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}
         self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
@@ -176,7 +177,13 @@ class VirtualReplica:
     def leave(self, leaves_unix_s: float, receivers: int) -> None:
         """A heartbeat of the worker says until when it stays."""
         self.announce = structs.replace(self.announce, draining=True, leaves_unix_s=leaves_unix_s)
-        self._feed(Heartbeat(self.announce, receivers))
+        self._feed(Heartbeat(self.announce, receivers, self._role))
+
+    def serve(self, role: Role) -> None:
+        """A heartbeat says what the replica serves from now on, unless its role is fixed."""
+        if self.announce.role is Role.AUTO and role is not self._role:
+            self._role = role
+            self._feed(Heartbeat(self.announce, role=role))
 
     def unanswered(self) -> list[Reply]:
         """The replies that are owed to offers."""

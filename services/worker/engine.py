@@ -13,6 +13,18 @@ from shared.schemas import Selection
 from shared.vocabulary import Slot
 
 
+class KvFacts(NamedTuple):
+    """The KV that an engine gives to others and takes from them, in blocks. Engines of the same
+    `layout` can use each other's. `move_s`: the seconds that a simulated token's KV takes to come;
+    0: the bytes are real.
+    """
+
+    block_tokens: int
+    block_bytes: int
+    layout: str
+    move_s: float = 0.0
+
+
 class EngineFacts(NamedTuple):
     """The announced facts of an engine. `profile` is the name of a shipped profile, or a file."""
 
@@ -36,8 +48,27 @@ class EngineFacts(NamedTuple):
     longest_chain: int = 0
     host_kv_blocks: int = 0  # in the host's memory
     kv_load_s: float = 0.0  # for a token's KV to come back from there
+    kv: KvFacts | None = None  # None: it does not move
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
+
+
+class KvName(NamedTuple):
+    """A full block of a text, by a hash of all tokens to its end. `mark`: the hash of the prefix
+    that ends there (shared/prefix.py), if one does.
+    """
+
+    digest: bytes
+    mark: int | None = None
+
+
+class Lacking(NamedTuple):
+    """The part of a text that an engine has, `tokens` from the first on, and what it lacks of the
+    rest, in order, as far as it has room.
+    """
+
+    tokens: int
+    names: Sequence[KvName]
 
 
 class RefusedError(SlacklineError):
@@ -90,7 +121,9 @@ class EngineState(NamedTuple):
 
 
 class KnowsFacts:
-    """The part that all engines share: their facts, and the check that a load is possible."""
+    """The part that all engines share: their facts, the check that a load is possible, and that KV
+    does not move, unless they say how.
+    """
 
     _facts: EngineFacts
 
@@ -107,6 +140,15 @@ class KnowsFacts:
         """This engine, its model under this name."""
         self._facts = self._facts._replace(model=model)
         return self
+
+    def lacking(self, tokens: Sequence[int], salt: bytes) -> Lacking:
+        return Lacking(0, ())
+
+    def take_out(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        return [False] * len(digests)
+
+    def bring_in(self, names: Sequence[KvName], payloads: Sequence[memoryview]) -> list[bool]:
+        return [False] * len(names)
 
     def _check(self, load: Load, loaded: Collection[Slot]) -> None:
         assert load.slot not in loaded, f"slot {load.slot} is loaded already"
@@ -133,6 +175,19 @@ class Engine(Protocol):
 
     def release(self, slot: Slot) -> None:
         """Free a slot and its KV at once."""
+
+    def lacking(self, tokens: Sequence[int], salt: bytes) -> Lacking:
+        """The KV of this text, less the block of its last token, which is always computed. What is
+        here counts as used now.
+        """
+
+    def take_out(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        """Copy the KV of each block to its place; false: it is not here, or not yet."""
+
+    def bring_in(self, names: Sequence[KvName], payloads: Sequence[memoryview]) -> list[bool]:
+        """Keep this KV in free blocks, idle and the newest; false: there is no room. The next
+        outcome tells of their prefixes.
+        """
 
     def restart(self) -> None:
         """Free all slots and forget all prefixes: the next life of the worker knows of none."""

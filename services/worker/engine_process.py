@@ -19,10 +19,12 @@ import msgspec
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
+from services.worker.engines.kv_calls import BringIn, KvAnswer, KvCall, Look, TakeOut
 from services.worker.engines.make import make
 from services.worker.engines.profiling import fit_engine
 from services.worker.grammar_trial import GrammarTrial, What
 from services.worker.line import Line, framed, read
+from services.worker.runner import after
 from services.worker.step_runner import StepRunner
 from shared import features
 from shared.core.worker.step import Ran, Step
@@ -53,8 +55,10 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_start = msgspec.msgpack.Decoder(Ready | Unfit).decode
-_decode_step = msgspec.msgpack.Decoder(Step | None).decode  # None: forget every slot
+# None: forget every slot
+_decode_ask = msgspec.msgpack.Decoder(Step | Look | TakeOut | BringIn | None).decode
 _decode_ran = msgspec.msgpack.Decoder(Ran).decode
+_decode_kv = msgspec.msgpack.Decoder(KvAnswer).decode
 
 
 class EngineProcess:
@@ -70,11 +74,20 @@ class EngineProcess:
     ) -> None:
         self._line, self._process, self._trial = line, process, trial
         self.facts, self.fitted, self.pid = ready.facts, ready.fitted, process.pid
+        self.stepped = asyncio.Event()
         self.watchdog = Watchdog(silent_s, process.kill)
 
     async def run(self, step: Step) -> Ran:
         predicted_s = 0.0 if step.plan is None else step.plan.predicted_s
-        return await self._ask(step._replace(plan=None), predicted_s)
+        ran = await self._ask(step._replace(plan=None), predicted_s)
+        self.stepped = after(self.stepped)
+        return ran
+
+    async def kv(self, call: KvCall) -> KvAnswer:
+        try:
+            return _decode_kv(await self._line.ask(_encode(call)))
+        except EOFError:  # whose step it ends says how
+            raise EngineError("the engine's process has ended, and its KV with it") from None
 
     async def reset(self) -> None:
         await self._ask(None, 0.0)
@@ -236,10 +249,14 @@ def main(fd: int) -> None:
         gc.freeze()
         _write(sock, Ready(engine.facts, fitted))
         while message := read(source):
-            step = _decode_step(message)
-            if step is None:
+            asked = _decode_ask(message)
+            if asked is None:
                 steps.reset()
-            _write(sock, Ran([], 0.0) if step is None else steps.run(step))
+                _write(sock, Ran([], 0.0))
+            elif isinstance(asked, Step):
+                _write(sock, steps.run(asked))
+            else:
+                _write(sock, steps.kv.run(asked))
     except Exception:
         # the worker learns it now: a broken engine may take long to close
         sock.shutdown(socket.SHUT_WR)
@@ -248,7 +265,7 @@ def main(fd: int) -> None:
         engine.close()
 
 
-def _write(sock: socket.socket, message: Ready | Unfit | Ran) -> None:
+def _write(sock: socket.socket, message: Ready | Unfit | Ran | KvAnswer) -> None:
     sock.sendall(framed(_encode(message)))
 
 

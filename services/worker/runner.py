@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.worker.engine import EngineFacts
+from services.worker.engines.kv_calls import KvAnswer, KvCall
 from services.worker.step_runner import StepRunner
 from shared.core.worker.step import Ran, Step
 from shared.perf.profile_file import ProfileFile
@@ -12,7 +13,9 @@ from shared.structured import Structured
 
 
 class Runner(Protocol):
-    """An engine and its processor, in a thread or in another process. Calls never overlap."""
+    """An engine and its processor, in a thread or in another process. Steps never overlap."""
+
+    stepped: asyncio.Event  # set as the next step ends, and then replaced
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -27,8 +30,17 @@ class Runner(Protocol):
     async def reset(self) -> None:
         """Forget every slot, after the step that still runs."""
 
+    async def kv(self, call: KvCall) -> KvAnswer:
+        """Make the call once the step under way has ended, before the next. Raises EngineError."""
+
     async def refusal(self, wanted: Structured) -> str:
         """Why the engine never takes this format, or empty. Raises TimeoutError if unknown."""
+
+
+def after(stepped: asyncio.Event) -> asyncio.Event:
+    """A step has ended: whoever waits for it goes on. Returns the event of the next."""
+    stepped.set()
+    return asyncio.Event()
 
 
 class ThreadRunner:
@@ -37,7 +49,7 @@ class ThreadRunner:
     fitted: ProfileFile | None = None
 
     def __init__(self, steps: StepRunner) -> None:
-        self._steps = steps
+        self._steps, self.stepped = steps, asyncio.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     @property
@@ -45,10 +57,17 @@ class ThreadRunner:
         return self._steps.engine.facts
 
     async def run(self, step: Step) -> Ran:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.run, step)
+        ran = await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.run, step)
+        self.stepped = after(self.stepped)
+        return ran
 
     async def reset(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.reset)
+
+    async def kv(self, call: KvCall) -> KvAnswer:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._steps.kv.run, call
+        )
 
     async def refusal(self, wanted: Structured) -> str:
         return ""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.worker.engine import Done, Engine, Likely, Outcome, RefusedError
+from services.worker.engines.kv_calls import KvCalls
 from services.worker.output_processor import OutputProcessor
 from shared.columns import unpack_list
 from shared.core.worker.step import Ran, Step, TurnDone, Work
@@ -16,7 +17,7 @@ class StepRunner:
     """An engine and the processor of what it generates."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        self.engine = engine
+        self.engine, self.kv = engine, KvCalls(engine)
         self._tokenizer, self._processor = tokenizer, OutputProcessor(tokenizer)
 
     def run(self, step: Step) -> Ran:

@@ -3,14 +3,16 @@
 import time
 
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine, EngineFacts
+from services.worker.engine import Engine, EngineFacts, KvFacts
 from services.worker.engines.sim.engine import SimEngine
 from services.worker.engines.sim.script import load as load_script
 from services.worker.engines.vllm.versions import NEEDED
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
+from shared.perf.profile_file import ProfileFile
 from shared.policy.acceptance import Acceptance
+from shared.prefix import CHAIN_TOKENS
 from shared.text.tokenizer import Tokenizer
 
 SIM_PROFILE = "a100-llama3-8b"
@@ -104,4 +106,13 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         draft_kv_blocks=cfg.draft_kv_blocks,
         host_kv_blocks=cfg.host_kv_tokens // block_tokens,
         kv_load_s=cfg.pace * profile.token_load_s if cfg.host_kv_tokens else 0.0,
+        kv=_sim_kv(cfg, profile),
     )
+
+
+def _sim_kv(cfg: WorkerConfig, profile: ProfileFile) -> KvFacts | None:
+    """Its KV moves in the stretches that its cache knows, at the speed of the link."""
+    if not cfg.prefix_caching or not profile.kv_bytes_per_token:
+        return None
+    move_s = cfg.pace * 8 * profile.kv_bytes_per_token / (1e9 * cfg.kv_link_gbit_s)
+    return KvFacts(CHAIN_TOKENS, 0, f"sim {profile.model}", move_s)

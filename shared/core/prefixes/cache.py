@@ -137,6 +137,20 @@ class PrefixCache:
 
     # ------------------------------------------------------------ KV that moves
 
+    def lacking(self, chain: Chain, free_blocks: int, now_s: float = 0.0) -> tuple[int, list[int]]:
+        """How many hashes of a text are known from the first on, and those of the rest that are
+        not, as far as free blocks go beyond the known ones. These become the newest.
+        """
+        known = [block for block in chain if block in self._owners]
+        for block in reversed(known):
+            self._idle.renew(block, now_s)
+        found = self.match(chain)
+        room = free_blocks - self.claims(list({*known, *chain[:found]}))
+        away = [
+            each for each in chain[found:] if each not in self._owners and each not in self._host
+        ]
+        return found, away[: max(room, 0) // self._each]
+
     def has(self, block: int) -> bool:
         return block in self._owners or block in self._host
 

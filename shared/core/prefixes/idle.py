@@ -34,6 +34,13 @@ class Idle:
         line[block] = now_s + keep_s
         self._line_of[block] = line
 
+    def renew(self, block: int, now_s: float) -> None:
+        """The block, if it is idle, counts as left now."""
+        if block in self._line_of:
+            keep_s = next(s for s, line in self._lines.items() if line is self._line_of[block])
+            self.discard(block)
+            self.add(block, now_s, keep_s)
+
     def discard(self, block: int) -> None:
         line = self._line_of.pop(block, None)
         if line is not None:

@@ -5,7 +5,7 @@ from random import Random
 
 from services.admission.config import AdmissionConfig
 from shared.schemas import End, GenerateRequest, Sampling
-from shared.vocabulary import Slo
+from shared.vocabulary import Role, Slo
 from tests.simulated.broker import Faults
 
 CALM = Faults()
@@ -58,6 +58,8 @@ class Scene:
     acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
     full_s: float = 0.0  # for so long the store takes no writes
     prefixes: bool = False  # engines keep prefixes, and prompts begin alike
+    roles: tuple[str, ...] = ()  # of the replicas, in turn; KV moves between them then
+    breaks: float = 0.0  # the part of the pieces of KV with which its way breaks off
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
     @property
@@ -68,6 +70,9 @@ class Scene:
 
     def model_of(self, replica: str) -> str:
         return self.models[int(replica[1:]) % len(self.models)]
+
+    def role_of(self, replica: str) -> Role:
+        return Role(self.roles[int(replica[1:]) % len(self.roles)]) if self.roles else Role.BOTH
 
     def model_asked(self, n: int) -> str | None:
         """The model that request n names; None where there is only one."""

@@ -37,6 +37,12 @@ SCENES = {
     "prefixes under memory pressure": Scene(
         prefixes=True, kv_blocks=120, requests=20, max_slots=8, kills=5
     ),
+    "apart": Scene(
+        replicas=4, roles=("prefill", "decode"), prefixes=True, requests=20, policy="slackline"
+    ),
+    "apart or together, over links that break": Scene(
+        replicas=3, roles=("prefill", "both"), prefixes=True, requests=20, kills=6, breaks=0.2
+    ),
 }
 
 
@@ -77,6 +83,24 @@ def test_planners_know_what_engines_keep_after_any_schedule() -> None:
     """The final check compares them for every prompt."""
     found = [run(seed, Scene(prefixes=True, requests=20)).found_tokens for seed in range(10)]
     assert sum(tokens > 0 for tokens in found) > 5
+
+
+def test_requests_are_handed_over_with_their_kv() -> None:
+    """In calm each goes on at another replica, if it has more than a token to make."""
+    apart = Scene(
+        faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, replicas=4, requests=20,
+        roles=("prefill", "decode"), prefixes=True, policy="slackline",
+    )  # fmt: skip
+    handed_over = moved_tokens = 0
+    for seed in range(5):
+        world = run(seed, apart)
+        moved_tokens += world.links.moved_tokens
+        verdicts = [seen.ends[0].verdict for seen in world.seen.values() if not seen.refused]
+        handed_over += sum(
+            verdict.attempts == 2 and verdict.replica in ("r1", "r3") for verdict in verdicts
+        )
+    assert handed_over > 40
+    assert moved_tokens > 10_000
 
 
 def test_a_request_whose_record_is_deleted_ends_and_its_client_is_told() -> None:

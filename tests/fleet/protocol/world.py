@@ -47,6 +47,7 @@ from tests.fleet.protocol.known_prefixes import check_prefixes
 from tests.fleet.protocol.scene import CALM, Scene, Seen
 from tests.simulated.bus import SimNet
 from tests.simulated.folding import fold
+from tests.simulated.mover import Links, VirtualMover
 from tests.simulated.process import SimProcess
 from tests.simulated.runner import VirtualRunner
 from tests.simulated.virtual_loop import run_virtual
@@ -72,6 +73,7 @@ class World:
         self.planners: list[Planner] = []
         self.living: dict[str, Planner] = {}  # the newest of each name
         self.engines: dict[str, SimEngine] = {}  # the newest of each replica
+        self.links = Links(random.Random(seed + 2), scene.breaks)
         self.found_tokens = 0  # of all prompts, on all replicas, at the end
         self.ignored: set[str] = set()  # keys of records that strangers wrote
         # every entry of every ack log in order, the trimmed ones included
@@ -143,7 +145,8 @@ class World:
                 "kv_blocks": self.scene.kv_blocks,
                 "max_slots": self.scene.max_slots,
             }
-            cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
+            replica = name.split("-")[1]
+            cfg_w = WorkerConfig(replica=replica, role=self.scene.role_of(replica), **settings)
             tokenizer = Tokenizer.builtin()
             facts = made.engine_facts(
                 model=self.scene.model_of(cfg_w.replica),
@@ -165,6 +168,11 @@ class World:
                 prefix_caching=self.scene.prefixes,
             )
             self.engines[cfg_w.replica] = engine
+            mover = None
+            if self.scene.roles:
+                address = f"{name}:{self.rng.getrandbits(16)}"
+                self.links.open(address, engine, lambda: process.alive and not process.paused)
+                mover = VirtualMover(self.links, address, engine, process.spawn)
             await worker.serve(
                 cfg_w,
                 bus,
@@ -173,6 +181,7 @@ class World:
                 stop,
                 tracing=Tracing(),
                 rng=rng,
+                mover=mover,
             )
 
     # ------------------------------------------------------------ clients

@@ -1,22 +1,25 @@
 """Tests of prefill and decode apart in virtual time: KV that moves between replicas over links."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.deployment import TOGETHER, Deployment, ReplicaFacts, Roles
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.moves import Moves
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.prefix import CHAIN_TOKENS
-from shared.rules.tiers import DEMO_3
+from shared.rules.tiers import DEMO_3, Tier, TierSet
 from shared.schemas import Announce
-from shared.vocabulary import ReplicaId, RequestKey
+from shared.vocabulary import ReplicaId, RequestKey, Role, Slo
 from tests.loadgen import planned
 
 PROFILE = "a100-llama3-8b"
 CHUNK = 512  # tokens
-APART = Roles(prefill=1, decode=1)
+PREFILL, DECODE, BOTH, AUTO = Role.PREFILL, Role.DECODE, Role.BOTH, Role.AUTO
+APART = (PREFILL, DECODE)
 GBIT_S = 25.0
 TOKEN_S = 8 * 131_072 / 25e9  # for the KV of a token of Llama-3-8B over that link
 ROOMY = ReplicaFacts(max_slots=256)
@@ -26,12 +29,13 @@ TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=64)
 def run(
     requests: list[PlannedRequest],
     policy: str = "fcfs",
-    roles: Roles = APART,
+    roles: Sequence[Role] = APART,
     link_gbit_s: float = GBIT_S,
     *,
     replicas: int = 2,
     facts: ReplicaFacts = ROOMY,
     leaps: bool = True,
+    tiers: TierSet = DEMO_3,
 ) -> SimulationResult:
     settings = {"chunk_tokens": str(CHUNK)} if policy == "fcfs" else {}
     deployment = Deployment(
@@ -45,7 +49,7 @@ def run(
         link_gbit_s=link_gbit_s,
     )
     options = RunOptions(keep_times=True, check_every=25, leaps=leaps)
-    return simulate(Traffic(requests, DEMO_3), deployment, options)
+    return simulate(Traffic(requests, tiers), deployment, options)
 
 
 def times_of(result: SimulationResult, n: int = 0) -> list[float]:
@@ -56,7 +60,7 @@ def times_of(result: SimulationResult, n: int = 0) -> list[float]:
 def test_a_request_goes_on_elsewhere_once_the_kv_of_its_last_chunk_has_come() -> None:
     prompt = 8 * CHUNK
     requests = [planned.one(0, prompt, 20, "interactive")]
-    apart, together = run(requests), run(requests, roles=TOGETHER)
+    apart, together = run(requests), run(requests, roles=())
     verdict = apart.verdicts[0]
     assert verdict is not None
     assert (verdict.replica, verdict.attempts, verdict.output_tokens) == ("r02", 2, 20)
@@ -70,7 +74,7 @@ def test_a_request_goes_on_elsewhere_once_the_kv_of_its_last_chunk_has_come() ->
 
 def test_kv_that_would_come_later_than_computing_it_again_takes_is_not_waited_for() -> None:
     requests = [planned.one(0, 8 * CHUNK, 20, "interactive")]
-    slow, together = run(requests, link_gbit_s=0.5), run(requests, roles=TOGETHER)
+    slow, together = run(requests, link_gbit_s=0.5), run(requests, roles=())
     first_s, second_s, *_ = times_of(slow)
     computing_s = times_of(together)[0]
     assert 3 * computing_s < 8 * CHUNK * 50 * TOKEN_S
@@ -118,7 +122,7 @@ def test_leaps_have_the_same_tokens_at_the_same_instants_where_kv_moves(
     policy: str, workload: str, facts: ReplicaFacts
 ) -> None:
     requests = planned.drawn(workload, 2.0 if facts is ROOMY else 0.3, 15.0, seed=3)
-    for roles in (Roles(prefill=1, decode=2), Roles(prefill=1, decode=1)):
+    for roles in (APART, (*APART, BOTH)):
         leapt, stepped = (
             run(requests, policy, roles, replicas=3, facts=facts, leaps=leaps)
             for leaps in (True, False)
@@ -136,16 +140,27 @@ def test_leaps_have_the_same_tokens_at_the_same_instants_where_kv_moves(
 @pytest.mark.parametrize("policy", ["fcfs", "slackline"])
 def test_a_link_alone_changes_nothing(policy: str) -> None:
     requests = planned.drawn("azure-conv", 4.0, 15.0, seed=4)
-    linked, plain = (run(requests, policy, TOGETHER, link) for link in (GBIT_S, 0.0))
+    linked, plain = (run(requests, policy, (), link) for link in (GBIT_S, 0.0))
     assert linked.token_unix_s == plain.token_unix_s
     assert linked.verdicts == plain.verdicts
 
 
 @pytest.mark.parametrize(
-    ("roles", "link_gbit_s", "said"), [(Roles(2, 1), GBIT_S, "cannot have"), (APART, 0.0, "link")]
+    ("roles", "link_gbit_s", "said"),
+    [((*APART, DECODE), GBIT_S, "more roles"), (APART, 0.0, "link")],
 )
 def test_roles_that_the_replicas_cannot_have_are_refused(
-    roles: Roles, link_gbit_s: float, said: str
+    roles: Sequence[Role], link_gbit_s: float, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         run([planned.one(0, 100, 2, "interactive")], roles=roles, link_gbit_s=link_gbit_s)
+
+
+@pytest.mark.parametrize(("lengths", "apart"), [((6000, 100), True), ((50, 400), False)])
+def test_roles_that_are_not_fixed_follow_the_load(lengths: tuple[int, int], apart: bool) -> None:
+    """Long prompts beside tight paces are computed apart, long answers are served together."""
+    tight = TierSet(name="t", default="t", tiers={"t": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.025))})
+    requests = [planned.one(n, *lengths, "t", at_s=n * 0.25) for n in range(160)]
+    found = run(requests, roles=[AUTO], link_gbit_s=100.0, replicas=4, tiers=tight)
+    moved = sum(v is not None and v.attempts > 1 for v in found.verdicts)
+    assert moved > 20 if apart else not moved

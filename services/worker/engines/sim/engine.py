@@ -12,7 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from services.worker.engine import Done, EngineFacts, EngineState, KnowsFacts, Outcome
+from services.worker.engine import (
+    Done,
+    EngineFacts,
+    EngineState,
+    KnowsFacts,
+    KvName,
+    Lacking,
+    Outcome,
+)
 from services.worker.engines import draws
 from services.worker.engines.sim.script import Script
 from shared.columns import unpack_list
@@ -24,7 +32,15 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, drafting_depth, speculate
 from shared.policy.speculation import along, without_drafts
-from shared.prefix import CHAIN_TOKENS, UNCHANGED, chain_of, extend
+from shared.prefix import (
+    CHAIN_TOKENS,
+    IS_PLACE,
+    UNCHANGED,
+    chain_of,
+    extend,
+    hashes_of,
+    pack_hashes,
+)
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -192,12 +208,12 @@ class SimEngine(KnowsFacts):
                 for entry, state in zip(work, states, strict=True)
             ]
 
-        cached = cache.find(entries(), self._free_blocks + cache.shared)
+        cached = cache.find(entries(), self._free_blocks_now)
         for state, found in zip(states, cached, strict=True):
             if found:
                 state.computed = found
                 self._reserve(state, found)
-        runs = cache.fill(entries(), self._free_blocks + cache.shared)
+        runs = cache.fill(entries(), self._free_blocks_now)
         kept = [n for n, has_room in enumerate(runs) if has_room]
         rest = [work[n] if not cached[n] else self._less(work[n], states[n]) for n in kept]
         if selection is not None:
@@ -234,9 +250,34 @@ class SimEngine(KnowsFacts):
         if self._cache is not None and state.kept is not None:
             self._cache.release(state.kept, self._clock())
 
+    def lacking(self, tokens: Sequence[int], salt: bytes) -> Lacking:
+        assert self._cache is not None, "KV without a cache does not move"
+        chain = chain_of(tokens[: len(tokens) - 1], salt)
+        found, away = self._cache.lacking(chain, self._free_blocks_now, self._clock())
+        number = {block: n for n, block in enumerate(chain, 1)}
+        names = [
+            KvName(pack_hashes([block]), block if number[block] in IS_PLACE else None)
+            for block in away
+        ]
+        return Lacking(found * CHAIN_TOKENS, names)
+
+    def take_out(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        assert self._cache is not None, "KV without a cache does not move"
+        return [len(each) == 8 and self._cache.has(hashes_of(each)[0]) for each in digests]
+
+    def bring_in(self, names: Sequence[KvName], payloads: Sequence[memoryview]) -> list[bool]:
+        assert self._cache is not None, "KV without a cache does not move"
+        blocks = hashes_of(b"".join(each.digest for each in names))
+        places = {each.mark for each in names if each.mark is not None}
+        return self._cache.bring_in(blocks, places, self._free_blocks_now, self._clock())
+
+    @property
+    def _free_blocks_now(self) -> int:
+        return self._free_blocks + (0 if self._cache is None else self._cache.shared)
+
     def snapshot(self) -> EngineState:
         shared = 0 if self._cache is None else self._cache.shared
-        return EngineState(self._free_blocks + shared, list(self._slots), shared)
+        return EngineState(self._free_blocks_now, list(self._slots), shared)
 
     def restart(self) -> None:
         self.close()
@@ -349,5 +390,4 @@ class SimEngine(KnowsFacts):
         blocks = -(-tokens // self._facts.block_tokens)
         self._free_blocks -= blocks - state.blocks
         state.blocks = blocks
-        shared = 0 if self._cache is None else self._cache.shared
-        assert self._free_blocks + shared >= 0, "more KV blocks promised than there are"
+        assert self._free_blocks_now >= 0, "more KV blocks promised than there are"

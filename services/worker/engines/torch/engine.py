@@ -17,12 +17,22 @@ from pathlib import Path
 
 import torch
 
-from services.worker.engine import Done, EngineFacts, EngineState, KnowsFacts, Outcome
+from services.worker.engine import (
+    Done,
+    EngineFacts,
+    EngineState,
+    KnowsFacts,
+    KvFacts,
+    KvName,
+    Lacking,
+    Outcome,
+)
 from services.worker.engines.torch import draft_model, paged
 from services.worker.engines.torch.attention.attention import Part, Piece
 from services.worker.engines.torch.constraint import Constraint, Constraints
 from services.worker.engines.torch.draft_model import roomy_blocks
 from services.worker.engines.torch.drafting import check_tokenizers, trees_to_verify
+from services.worker.engines.torch.host import HostKv, put
 from services.worker.engines.torch.kv_room import blocks_that_fit
 from services.worker.engines.torch.paged_model import PagedModel
 from services.worker.engines.torch.prefixes import Prefix
@@ -129,9 +139,13 @@ class TorchEngine(KnowsFacts):
             features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
         self._prefix_caching = prefix_caching
-        self._host = None
+        self._rows, self._host = self._model.rows(block_tokens), None
+        if prefix_caching:
+            block_bytes = self._rows.width * self._rows.dtype.itemsize
+            layout = self._model.layout(block_tokens)
+            self._facts = self._facts._replace(kv=KvFacts(block_tokens, block_bytes, layout))
         if self._facts.host_kv_blocks:
-            self._host = self._model.host(self._facts.host_kv_blocks, block_tokens)
+            self._host = HostKv(self._facts.host_kv_blocks, self._rows)
             self._facts = self._facts._replace(kv_load_s=self._host.token_load_s())
         self._blocks = paged.Blocks(kv_blocks, block_tokens, self._host)
         self._slots: dict[Slot, Running] = {}
@@ -257,6 +271,31 @@ class TorchEngine(KnowsFacts):
         self._blocks.release(state.place, time.monotonic(), state.keep_s)
         if self._draft is not None:
             self._draft.release(slot)
+
+    def lacking(self, tokens: Sequence[int], salt: bytes) -> Lacking:
+        size = self._facts.block_tokens
+        names = Prefix(size, salt).names(tokens[: len(tokens) - 1])
+        found, away = self._blocks.lacking(names, time.monotonic())
+        return Lacking(found * size, away)
+
+    @torch.inference_mode()
+    def take_out(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        places = self._blocks.places(digests)
+        on_gpu = [n for n, place in enumerate(places) if isinstance(place, int)]
+        if on_gpu:
+            blocks = [place for place in places if isinstance(place, int)]
+            self._rows.take_out(blocks, [into[n] for n in on_gpu])
+        for place, target in zip(places, into, strict=True):
+            if isinstance(place, torch.Tensor):
+                put(place[None], [target])
+        return [place is not None for place in places]
+
+    @torch.inference_mode()
+    def bring_in(self, names: Sequence[KvName], payloads: Sequence[memoryview]) -> list[bool]:
+        def write(blocks: Sequence[int], numbers: Sequence[int]) -> None:
+            self._rows.bring_in(blocks, [payloads[n] for n in numbers])
+
+        return self._blocks.bring_in(names, time.monotonic(), write)
 
     def snapshot(self) -> EngineState:
         return EngineState(

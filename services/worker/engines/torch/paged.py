@@ -3,12 +3,13 @@ A new sequence begins where it can grow without a break, so that its keys mostly
 which kernels read in place. Sequences that begin alike share these blocks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.worker.engine import KvName
 from services.worker.engines.torch.host import PIECE, HostKv
 from shared.core.prefixes.idle import Idle
 from shared.prefix import Changes, Where
@@ -163,11 +164,61 @@ class Blocks:
         if self._host is not None and away:
             self._host.load(rows, [self._known[each] for each in away])
 
-    def name(self, place: Place, number: int, digest: bytes, mark: int | None = None) -> None:
-        """Block `number` is full; tokens to its end have this hash, which keeps its first block.
-        `mark`: the hash of a prefix of them.
+    def lacking(self, names: Sequence[KvName], now_s: float) -> tuple[int, Sequence[KvName]]:
+        """How many of a text's blocks are known from the first on, and those of the rest that are
+        not, as far as free blocks go beyond the known ones. These become the newest.
         """
-        block = place.blocks[number]
+        known = [each.digest for each in names if each.digest in self._known]
+        for digest in reversed(known):
+            self._idle.renew(self._known[digest], now_s)
+        found, host = self.find([each.digest for each in names]), self._host or ()
+        away = [
+            each
+            for each in names[len(found) :]
+            if each.digest not in self._known and each.digest not in host
+        ]
+        room = self.free - self.claims(list({*known, *found}))
+        return len(found), away[: max(0, room)]
+
+    def places(self, digests: Sequence[bytes]) -> list[int | Tensor | None]:
+        """The block of each, or what the host's memory keeps of it."""
+        host = self._host
+        return [
+            self._known[each] if each in self._known else None if host is None else host.row(each)
+            for each in digests
+        ]
+
+    def bring_in(
+        self,
+        names: Sequence[KvName],
+        now_s: float,
+        write: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> list[bool]:
+        """Makes these known and idle, where free blocks go that far; true: it is known now.
+        `write(blocks, numbers)` gives each block what the name of that number stands for.
+        """
+        host = self._host or ()
+        new: list[int] = []
+        there = [each.digest in self._known or each.digest in host for each in names]
+        digests = set[bytes]()
+        for n, each in enumerate(names):
+            if not there[n] and each.digest not in digests and len(new) < self.free:
+                digests.add(each.digest)
+                new.append(n)
+        place = Place(self._block_tokens, len(new) * self._block_tokens)
+        self.grow(place, len(new) * self._block_tokens)
+        if self._host is not None:
+            self._host.flush()
+        if new:
+            write(place.blocks, new)
+        for number, n in enumerate(new):
+            self.name(place, number, names[n])
+        self.release(place, now_s)
+        return [was or each.digest in digests for was, each in zip(there, names, strict=True)]
+
+    def name(self, place: Place, number: int, name: KvName) -> None:
+        """Block `number` is full; tokens to its end have this hash, which keeps its first block."""
+        block, (digest, mark) = place.blocks[number], name
         if digest not in self._known and block not in self._hash_of:
             if self._host is not None and digest in self._host:
                 self._host.drop(digest)  # there was no room to bring it back

@@ -1,5 +1,8 @@
 """Runs a transformers model over paged KV: tokens of many sequences in, wanted logits out."""
 
+import hashlib
+import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from services.worker.engines.torch.attention.attention import Batch, Part, Piece
 from services.worker.engines.torch.attention.gathered import GatheredBatch
 from services.worker.engines.torch.attention.in_place import InPlaceBatch, sparse_works
 from services.worker.engines.torch.attention.packed import Kernel, flash
-from services.worker.engines.torch.host import HostKv
+from services.worker.engines.torch.host import BlockRows
 from services.worker.engines.torch.paged import Blocks, Place, Pool
 from services.worker.engines.torch.recorded_passes import MOST_TOKENS, RecordedPasses
 from shared.errors import ConfigError
@@ -26,6 +29,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _STRETCHED = {"dynamic", "longrope"}  # kinds of rotary positions
 # computed once by transformers itself and once by us, in pieces short and long
 _PROOF_TOKENS = 25
+SAMPLE = 64  # numbers of each tensor of weights
+_NOT_THE_MODEL = {"_name_or_path", "transformers_version", "architectures"}
 
 
 class PagedModel:
@@ -86,9 +91,26 @@ class PagedModel:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def host(self, blocks: int, block_tokens: int) -> HostKv:
-        """Room for blocks of its KV in the host's memory. Raises ConfigError without."""
-        return HostKv(blocks, block_tokens, self._pool.tensors)
+    def rows(self, block_tokens: int) -> BlockRows:
+        """Its KV in blocks."""
+        return BlockRows(block_tokens, self._pool.tensors)
+
+    def layout(self, block_tokens: int) -> str:
+        """A digest of all that the meaning of its KV's bytes depends on: their order, type and
+        shapes, the configuration of the model, and SAMPLE numbers of each of its weights. Another
+        model has another; one that was trained on may be missed where it changed no such number.
+        """
+        pools = [[str(pool.dtype), *pool.shape[1:]] for pool in self._pool.tensors]
+        config = self._model.config.to_dict()
+        known = {key: config[key] for key in sorted(config) if key not in _NOT_THE_MODEL}
+        told = json.dumps([sys.byteorder, block_tokens, pools, known], sort_keys=True, default=str)
+        digest = hashlib.blake2b(told.encode(), digest_size=16)
+        for name, weights in self._model.named_parameters():
+            numbers = weights.detach().flatten()
+            some = numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]
+            digest.update(name.encode())
+            digest.update(some.to("cpu", torch.float32).numpy().tobytes())
+        return digest.hexdigest()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""

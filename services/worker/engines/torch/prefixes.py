@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.worker.engine import KvName
 from services.worker.engines.torch.paged import Blocks, Place
 from shared.prefix import CHAIN_TOKENS, IS_PLACE, extend
 
@@ -42,14 +43,22 @@ class Prefix:
         if full == self._named:
             return
         hashes = self._of(tokens, computed)
+        if full * self._block_tokens // CHAIN_TOKENS > len(self._chain):
+            extend(self._chain, tokens[:computed], self.salt)
         for number in range(self._named, full):
-            place_blocks, rest = divmod((number + 1) * self._block_tokens, CHAIN_TOKENS)
-            if rest or place_blocks not in IS_PLACE:
-                blocks.name(place, number, hashes[number])
-            else:
-                extend(self._chain, tokens[:computed], self.salt)
-                blocks.name(place, number, hashes[number], self._chain[place_blocks - 1])
+            blocks.name(place, number, KvName(hashes[number], self._mark(number + 1)))
         self._named = full
+
+    def names(self, tokens: Sequence[int]) -> list[KvName]:
+        """The names of the full blocks of these tokens, all of them."""
+        hashes = self._of(tokens, len(tokens))
+        extend(self._chain, tokens, self.salt)
+        return [KvName(each, self._mark(number)) for number, each in enumerate(hashes, 1)]
+
+    def _mark(self, blocks: int) -> int | None:
+        """The hash of the prefix that ends with so many blocks; the chain goes as far."""
+        places, rest = divmod(blocks * self._block_tokens, CHAIN_TOKENS)
+        return None if rest or places not in IS_PLACE else self._chain[places - 1]
 
     def restart(self) -> None:
         """The place is a new one. The text, and its hashes, are the same."""
@@ -58,8 +67,12 @@ class Prefix:
     def _of(self, tokens: Sequence[int], upto: int) -> list[bytes]:
         """The hashes of the full blocks of the first `upto` tokens."""
         size, full = self._block_tokens, upto // self._block_tokens
-        for number in range(len(self._hashes), full):
-            own = np.array(tokens[number * size : (number + 1) * size], dtype="<i8").tobytes()
+        first = len(self._hashes)
+        if first < full:
+            own = np.array(tokens[first * size : full * size], dtype="<i8").tobytes()
             before = self._hashes[-1] if self._hashes else self.salt
-            self._hashes.append(hashlib.blake2b(before + own, digest_size=_BYTES).digest())
+            for at in range(0, len(own), 8 * size):
+                each = own[at : at + 8 * size]
+                before = hashlib.blake2b(before + each, digest_size=_BYTES).digest()
+                self._hashes.append(before)
         return self._hashes[:full]
