@@ -79,10 +79,7 @@ async def test_prompts_here_and_answers_there_give_what_two_that_do_both_give() 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
-    environment = {"SLACKLINE_WORKER_PREFIX_CACHING": "true"}
-    async with Fleet(
-        FleetSpec(replicas=2, roles=("prefill", "decode"), drain_s=2.0, environment=environment)
-    ) as fleet:
+    async with Fleet(FleetSpec(replicas=2, roles=("prefill", "decode"), drain_s=2.0)) as fleet:
         yield fleet
 
 
