@@ -366,7 +366,7 @@ class WorkerService:
                 late_s=spent.late_s,
                 predicted_s=spent.predicted_s,
             ),
-            tiers=self._cfg.tiers,
+            tiers=self._cfg.silo,
             role=self._cfg.role,
             kv_address="" if self._mover is None else self._mover.address,
             kv_move_s=0.0 if self._mover is None else self._mover.move_s,

@@ -147,7 +147,7 @@ class Holds:
     # ------------------------------------------------------------ KV of other replicas
 
     async def _fetch(self, hold: Hold, record: Record, body: Body) -> int:
-        """What has come ahead counts, even if it is not worth the time to wait for the rest."""
+        """KV that has come ahead counts, even where it is not worth the time to wait for more."""
         if self._mover is None or record.kv is None or not record.kv.tokens:
             return 0
         text = _text(record, body)
