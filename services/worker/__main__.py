@@ -3,6 +3,7 @@
 from services.worker.config import WorkerConfig
 from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
+from services.worker.kv.mover import KvMover
 from services.worker.runner import Runner, ThreadRunner
 from services.worker.service import serve
 from services.worker.step_runner import StepRunner
@@ -15,16 +16,22 @@ async def body(process: Process[WorkerConfig]) -> None:
     process.export(metrics)
 
     async def serve_with(runner: Runner) -> None:
-        await serve(
-            cfg,
-            process.bus,
-            process.clock,
-            runner,
-            process.stop,
-            tracing=process.tracing,
-            rng=process.rng,
-            metrics=metrics,
-        )
+        mover = KvMover(runner, cfg)
+        try:
+            await mover.start()
+            await serve(
+                cfg,
+                process.bus,
+                process.clock,
+                runner,
+                process.stop,
+                tracing=process.tracing,
+                rng=process.rng,
+                metrics=metrics,
+                mover=mover,
+            )
+        finally:
+            await mover.close()
 
     if cfg.engine == "sim":
         runner = ThreadRunner(StepRunner(*make(cfg)))

@@ -311,6 +311,8 @@ class WorkerService:
         except PeerError:
             return
         self.core.cancel(key, cancel.reason)
+        if self._mover is not None:
+            self._mover.forget(key)
         self._wake.set()
 
     # ------------------------------------------------------------ announcing itself

@@ -3,13 +3,12 @@ a process that is killed or paused.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
 from services.worker.engine import KvName
 from services.worker.engines.sim.engine import SimEngine
-from shared.vocabulary import RequestKey
 
 PIECE = 4  # blocks that come together
 POLL_S = 0.005
@@ -51,14 +50,14 @@ class VirtualMover:
         self.address, self.move_s = address, 1e-6
         self._links, self._engine, self._spawn = links, engine, spawn
 
-    def ahead(self, key: RequestKey, tokens: list[int], salt: bytes, address: str) -> None:
+    def ahead(self, key: str, tokens: Sequence[int], salt: bytes, address: str) -> None:
         self._spawn(self.fetch(key, tokens, salt, address, 2.0))
 
     async def fetch(
-        self, key: RequestKey, tokens: list[int], salt: bytes, address: str, timeout_s: float
+        self, key: str, tokens: Sequence[int], salt: bytes, address: str, within_s: float
     ) -> int:
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
+        until_s = loop.time() + within_s
         while (lacking := self._engine.lacking(tokens, salt)).names and loop.time() < until_s:
             await asyncio.sleep(self._links.rng.expovariate(1 / POLL_S))
             came = self._links.take(address, list(lacking.names[:PIECE]))
@@ -67,3 +66,6 @@ class VirtualMover:
             self._engine.bring_in(came, [memoryview(b"")] * len(came))
             self._links.moved_tokens += 64 * len(came)
         return self._engine.lacking(tokens, salt).tokens
+
+    def forget(self, key: str) -> None:
+        """What is on its way comes for nothing."""

@@ -3,7 +3,7 @@ fetched for it, and lets the core take it in.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -41,15 +41,18 @@ class Mover(Protocol):
     @property
     def move_s(self) -> float: ...
 
-    def ahead(self, key: RequestKey, tokens: list[int], salt: bytes, address: str) -> None:
+    def ahead(self, key: str, tokens: Sequence[int], salt: bytes, address: str) -> None:
         """Begin to fetch the KV of a text that is still being computed there."""
 
     async def fetch(
-        self, key: RequestKey, tokens: list[int], salt: bytes, address: str, timeout_s: float
+        self, key: str, tokens: Sequence[int], salt: bytes, address: str, within_s: float
     ) -> int:
         """Fetch what is there, or go on with it. Returns how many positions of the text, from the
         first on, are here now.
         """
+
+    def forget(self, key: str) -> None:
+        """The request has ended: nothing of it is fetched any more."""
 
 
 class Holds:
@@ -144,7 +147,8 @@ class Holds:
     # ------------------------------------------------------------ KV of other replicas
 
     async def _fetch(self, hold: Hold, record: Record, body: Body) -> int:
-        if not hold.fetch_s or self._mover is None or record.kv is None:
+        """What has come ahead counts, even if it is not worth the time to wait for the rest."""
+        if self._mover is None or record.kv is None or not record.kv.tokens:
             return 0
         text = _text(record, body)
         return await self._mover.fetch(hold.key, *text, record.kv.address, hold.fetch_s)
