@@ -29,7 +29,7 @@ from shared.perf.shape import BatchShape
 from shared.prefix import CHAIN_TOKENS
 from shared.routing.routings import RouterName
 from shared.rules.tiers import Tier, TierSet
-from shared.vocabulary import Slo
+from shared.vocabulary import Role, Slo
 
 PYTHON = Path(".venv-judge/bin/python")
 PROFILE = "a100-llama3-8b"  # what planners think of the engine; the policy `vllm` does not ask
@@ -92,6 +92,8 @@ def ours(trace: Trace, load: Load, router: RouterName = "round_robin", lag_s: fl
         draft=0.0,
         engine=EngineFacts(PROFILE, 0.0, batch_s=polynomial_s(load.kv_tokens)),
         prefixes_late_s=lag_s,
+        roles=[Role.PREFILL] * load.prefill + [Role.DECODE] * (load.prefill > 0),
+        link_gbit_s=load.link_gbit_s,
     )
     requests = plan_requests(arrivals, Rows(trace, in_order=True), ALL, seed=1)
     verdicts = [v for v in simulate(Traffic(requests, ALL), deployment).verdicts if v is not None]
