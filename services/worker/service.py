@@ -105,6 +105,7 @@ class WorkerService:
             mover,
             self._draining.is_set,
             self._taken,
+            metrics.fetched,
         )
         self._resyncs = Resyncs(
             self.core, bus, self._replica, self._chores, self._announcement, self._forget_plans
