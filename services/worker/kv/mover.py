@@ -29,6 +29,7 @@ AHEAD_S = 120.0  # the longest that one is on its way
 PROBES, PROBE_BYTES = 3, 16 << 20
 EVERY_ADDRESS = {"0.0.0.0", "::", "*"}
 PASSIVE = socket.AI_PASSIVE
+SLOWEST_S = 1.0  # for a token, that is told
 THREADS = 2  # for digests, and for reading the shelves of others
 
 
@@ -53,10 +54,11 @@ class KvMover:
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: socket.socket | None = None
         self._shelf: Shelf | None = None
+        self._pump: Pump | None = None
 
     @property
     def move_s(self) -> float:
-        return 0.0 if self._here is None else self._here.link.token_s
+        return 0.0 if self._here is None else min(SLOWEST_S, self._here.link.token_s)
 
     async def start(self) -> None:
         """Listen, and measure the link. Without memory for it, KV does not move. Raises
@@ -78,7 +80,7 @@ class KvMover:
             return
         half = shelf.rows // 2
         turns = EngineTurns(self._runner, shelf)
-        pump = Pump(turns, range(half))
+        pump = self._pump = Pump(turns, range(half))
         server = KvServer(pump, shelf, facts.layout, self._pool)
         here = Here(
             self._cfg.replica,
@@ -120,6 +122,16 @@ class KvMover:
             self._shelf.close()
         self._pool.shutdown(cancel_futures=True)
 
+    @property
+    def at_rest(self) -> bool:
+        """True if nothing is on its way: every row of the shelf is free."""
+        here, pump = self._here, self._pump
+        return here is None or pump is None or pump.free + here.rows.free == here.shelf.rows
+
+    def check(self) -> None:
+        """Raises AssertionError unless nothing is lost of the shelf of a mover at rest."""
+        assert self.at_rest, "a row of the shelf is lost"
+
     # ------------------------------------------------------------ fetching
 
     def ahead(self, key: str, tokens: Sequence[int], salt: bytes, address: str) -> None:
@@ -135,7 +147,7 @@ class KvMover:
         task.add_done_callback(lambda _: self._over(key, task))
 
     async def fetch(
-        self, key: str, tokens: Sequence[int], salt: bytes, address: str, within_s: float
+        self, key: str, tokens: Sequence[int], salt: bytes, address: str, timeout_s: float
     ) -> int:
         """Fetch what is not here of this text, within so many seconds and a turn of the engine.
         Returns the number of its positions that are here, from the first on. It ends when it is
@@ -143,7 +155,7 @@ class KvMover:
         """
         if self._here is None:
             return 0
-        until_s = asyncio.get_running_loop().time() + within_s
+        until_s = asyncio.get_running_loop().time() + timeout_s
         ahead = self._ahead.pop(key, None)
         if ahead is not None and ahead.fetching.address == address:
             ahead.fetching.until(until_s)

@@ -41,6 +41,11 @@ class Pump:
         self._asks: deque[Outgoing] = deque()
         self._news = asyncio.Event()
 
+    @property
+    def free(self) -> int:
+        """The number of free rows."""
+        return len(self._free)
+
     def add(self, ask: Outgoing) -> None:
         self._asks.append(ask)
         if not ask.pending:
@@ -107,7 +112,11 @@ class Pump:
     async def _take(self, wanted: Sequence[tuple[Outgoing, int, bytes]]) -> None:
         rows = [self._free.pop() for _ in wanted]
         stepped, waited = self._turns.stepped, {ask for ask, _, _ in wanted if ask.waits}
-        there = await self._turns.take_out([digest for _, _, digest in wanted], rows)
+        try:
+            there = await self._turns.take_out([digest for _, _, digest in wanted], rows)
+        except BaseException:
+            self._free += rows
+            raise
         missed = defaultdict[Outgoing, list[tuple[int, bytes]]](list)
         for (ask, number, digest), row, got in zip(wanted, rows, there, strict=True):
             if got and not ask.gone:

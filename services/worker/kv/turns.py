@@ -24,6 +24,11 @@ class Rows:
         self._free = list(rows)
         self._count = asyncio.Semaphore(len(self._free))
 
+    @property
+    def free(self) -> int:
+        """Their number."""
+        return len(self._free)
+
     async def some(self, most: int) -> list[int]:
         """So many rows at most, once there is one."""
         await self._count.acquire()
