@@ -17,7 +17,7 @@ import httpx
 from msgspec import Struct
 
 from loadgen.access import DEFAULT_URL
-from loadgen.cli.options.common import parse_pairs
+from loadgen.cli.options.common import parse_pairs, parse_roles
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.trial import add_draft_arguments, add_policy_arguments, draft_of
 from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec
@@ -36,7 +36,6 @@ from shared.rules.rules import TenantSource, TierSource, read_rules, read_tenant
 from shared.rules.tenants import OTHERS
 from shared.rules.tiers import load_tiers
 from shared.subjects import DEFAULT_TENANT
-from shared.vocabulary import Role as ReplicaRole
 
 KEY_HEADER = '-H "Authorization: Bearer KEY" '
 AWAITED_S = 2.0  # between two lines about what a start waits for
@@ -154,7 +153,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         else {"sim": 2, "vllm": 1}.get(args.engine)
         or max(torch_replicas() // max(len(served), 1), 1),
         most=most,
-        roles=_roles(args.roles),
+        roles=parse_roles(args.roles),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
@@ -198,14 +197,6 @@ def served_models(written: Sequence[str], engine: str) -> dict[str, str]:
             raise ConfigError(f"--model {text}: there are two models {name}")
         found[name] = where
     return found
-
-
-def _roles(text: str) -> list[str]:
-    """The roles of --roles. Raises ConfigError for a word that is none."""
-    roles = [each for each in text.split(",") if each]
-    if any(each not in list(ReplicaRole) for each in roles):
-        raise ConfigError(f"--roles {text}: a role is {', '.join(ReplicaRole)}")
-    return roles
 
 
 def replicas_of(text: str | None) -> tuple[int | None, int]:

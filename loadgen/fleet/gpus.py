@@ -53,7 +53,8 @@ def role_of(spec: Workers, n: int) -> dict[str, str]:
     if not spec.roles:
         return {}
     role = spec.roles[min(n, len(spec.roles) - 1)]
-    return {"SLACKLINE_WORKER_ROLE": role, "SLACKLINE_WORKER_KV_LISTEN": f"{HOST}:0"}
+    listens = {"SLACKLINE_WORKER_ROLE": role, "SLACKLINE_WORKER_KV_LISTEN": f"{HOST}:0"}
+    return listens | ({"SLACKLINE_WORKER_PREFIX_CACHING": "true"} if spec.engine == "sim" else {})
 
 
 def share_of(

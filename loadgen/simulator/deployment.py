@@ -12,6 +12,7 @@ from shared.core.admission.admission import AdmissionSettings
 from shared.core.relegation.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
 from shared.routing.pipeline import Router
+from shared.vocabulary import Role
 
 # The default of the mean probability that the first token of a draft is accepted: a choice of
 # ours.
@@ -88,6 +89,9 @@ class Deployment:
     scaling: replicas come and go; `replicas` serve from the start.
     router: makes the router, in place of the policy's own.
     prefixes_late_s: how old the prefixes are that routers hear of.
+    roles: of each model's replicas in turn, the last one of the rest; empty: each does both.
+    link_gbit_s: the link of each replica, over which KV comes from and goes to others, in 10^9 bits
+        a second each way; 0: KV stays where it is.
     """
 
     policy: str
@@ -106,6 +110,8 @@ class Deployment:
     scaling: Scaling | None = None
     router: Callable[[], Router] | None = None
     prefixes_late_s: float = 0.0
+    roles: Sequence[Role] = ()
+    link_gbit_s: float = 0.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None
     models: Sequence[ServedModel] = ()
@@ -114,3 +120,7 @@ class Deployment:
     def served(self) -> Sequence[ServedModel]:
         """Its models; a single one has no name."""
         return self.models or (ServedModel("", self.profile, self.replicas),)
+
+    def role_of(self, nth: int) -> Role:
+        """The role of a model's n-th replica."""
+        return self.roles[min(nth, len(self.roles) - 1)] if self.roles else Role.BOTH

@@ -17,9 +17,11 @@ from random import Random
 
 from msgspec.structs import replace
 
-from loadgen.simulator.deployment import Deployment, Outage, ReplicaFacts, ServedModel
+from loadgen.simulator.deployment import Deployment, Outage
+from loadgen.simulator.elastic.law import of_roles
 from loadgen.simulator.elastic.scaler import Scaler
-from loadgen.simulator.misjudged import MisjudgedLengths, stretched
+from loadgen.simulator.misjudged import MisjudgedLengths
+from loadgen.simulator.served import Served
 from loadgen.simulator.tasks import SimulatedTasks
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -27,16 +29,12 @@ from loadgen.simulator.virtual_fleet import VirtualFleet
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.record.verdict import GOOD_ENDS
 from shared.errors import ConfigError
-from shared.perf import profile_file as profiles
-from shared.perf.draft import Draft, draft_of
-from shared.perf.iteration_time import Profile
-from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
 from shared.prefix import CHAIN_TOKENS, Chain, chain_of_pieces, prefix_of
 from shared.schemas import Announce, Record, Verdict
-from shared.vocabulary import ReplicaId, RequestKey, Slo
+from shared.vocabulary import ReplicaId, RequestKey, Role, Slo
 
 STALL_S = 3600.0  # a run without an iteration for this time after the last arrival is stuck
 # calls of the timeline between two reports of the progress, and between two looks whether there is
@@ -128,51 +126,6 @@ def simulate(
     return Simulation(traffic, deployment, options or RunOptions()).run()
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model as a run serves it: what planners take its replicas for, and their true engine."""
-
-    name: str
-    announced: str
-    profile_name: str
-    profile: Profile
-    draft: Draft | None
-    facts: ReplicaFacts
-    batch_s: Callable[[BatchShape], float]
-    engine_draft: Draft | None
-    longest_chain: int
-    kv_load_s: float
-
-    @staticmethod
-    def of(model: ServedModel, deployment: Deployment) -> "Served":
-        """Raises ConfigError for an unknown profile, or an impossible draft."""
-        file, engine, times = (
-            profiles.read(model.profile),
-            deployment.engine,
-            deployment.engine_times,
-        )
-        profile = file.profile()
-        cost = file.draft if model.name and deployment.draft else deployment.draft
-        draft = draft_of(profile, cost)
-        own, own_draft = profile, draft
-        if engine is not None:
-            own = profiles.load(engine.profile)
-            own_draft = draft_of(own, engine.draft)
-        batch_s = own.batch_s if engine is None or engine.batch_s is None else engine.batch_s
-        return Served(
-            name=model.name,
-            announced=model.name or file.model,
-            profile_name=model.profile,
-            profile=profile,
-            draft=draft,
-            facts=deployment.facts.resolved(file.kv_capacity_tokens),
-            batch_s=batch_s if times == 1.0 else stretched(batch_s, times),
-            engine_draft=own_draft,
-            longest_chain=0 if engine is None else engine.longest_chain,
-            kv_load_s=file.token_load_s,
-        )
-
-
 class Simulation:
     """One run, from the first arrival to the result."""
 
@@ -188,6 +141,7 @@ class Simulation:
         self._ended: dict[RequestKey, Record] = {}  # with `accounts`
         # where no prompt begins like another, nobody looks
         self._alike = any(request.pieces for request in traffic.requests)
+        self._moves = deployment.link_gbit_s > 0
         self._missed = 0
         self._tasks = SimulatedTasks()
         most = options.most_missed
@@ -223,7 +177,9 @@ class Simulation:
             life = "" if incarnation == 1 else f"/{incarnation}"
             served, nth = of[i] if i < len(of) else (of[0][0], i)  # of one model, where they come
             return VirtualReplica(
-                self._announce(i, served, pools[nth % len(pools)], str(incarnation)),
+                self._announce(
+                    i, served, pools[nth % len(pools)], str(incarnation), deployment.role_of(nth)
+                ),
                 self._policy_of(deployment),
                 served.profile,
                 served.draft,
@@ -247,9 +203,12 @@ class Simulation:
         for incarnation, outage in enumerate(in_order, start=2):
             self._schedule(outage, made, incarnation)
         self._scaler: Scaler | None = None
-        if deployment.scaling is not None:
+        scaling = deployment.scaling
+        if scaling is None and Role.AUTO in deployment.roles:
+            scaling = of_roles(len(of))
+        if scaling is not None:
             self._scaler = Scaler(
-                deployment.scaling,
+                scaling,
                 self._timeline,
                 self._fleet,
                 self._alive,
@@ -290,10 +249,12 @@ class Simulation:
             return policy
         return MisjudgedLengths(policy, deployment.length_times)
 
-    def _announce(self, i: int, served: Served, pool: str, incarnation: str) -> Announce:
+    def _announce(
+        self, i: int, served: Served, pool: str, incarnation: str, role: Role
+    ) -> Announce:
         facts = served.facts
         return Announce(
-            replica=ReplicaId(f"r{i + 1:02}"),
+            replica=(name := ReplicaId(f"r{i + 1:02}")),
             incarnation=incarnation,
             at_unix_s=self._timeline.now_s,
             model=served.announced,
@@ -308,6 +269,9 @@ class Simulation:
             longest_chain=served.longest_chain,
             host_kv_blocks=facts.host_kv_tokens // facts.block_tokens,
             kv_load_s=served.kv_load_s,
+            role=role,
+            kv_address=name if served.kv_move_s else "",
+            kv_move_s=served.kv_move_s,
         )
 
     # ------------------------------------------------------------ arrivals and ends
@@ -330,8 +294,9 @@ class Simulation:
         if self._scaler is not None:
             self._scaler.law.arrived(record)
         chain: Chain = ()
-        if self._alike:
+        if self._alike or self._moves:
             chain = chain_of_pieces(planned.text)
+        if self._alike:
             prompt = chain[: record.prompt_tokens // CHAIN_TOKENS]
             record = replace(record, prefix=prefix_of(prompt))
         self._fleet.receive(record, body, chain)

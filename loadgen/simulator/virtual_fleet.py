@@ -12,6 +12,7 @@ last digest is older than that interval.
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, assert_never
 
@@ -19,6 +20,7 @@ from msgspec import structs
 
 from loadgen.simulator.late_prefixes import LatePrefixes
 from loadgen.simulator.latency import Hop, Latency, Route
+from loadgen.simulator.moves import Moves
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.admission import admission
@@ -28,12 +30,13 @@ from shared.core.record import record as life
 from shared.core.relegation import relegation
 from shared.core.relegation.relegation import RelegationCore, RelegationEvent, RelegationSettings
 from shared.core.tick import Tick
-from shared.prefix import Chain
+from shared.prefix import CHAIN_TOKENS, Chain
 from shared.routing.pipeline import Router
 from shared.schemas import (
     AttemptOver,
     Body,
     Digest,
+    Hold,
     OfferAccepted,
     OfferAnswer,
     OfferDeclined,
@@ -90,6 +93,7 @@ class VirtualFleet:
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
         self._chains: dict[RequestKey, Chain] = {}
+        self._moves = Moves(timeline)
         self.offloaded = 0
         self.moved = 0  # times a request lost its replica
         self.drained = 0  # times a replica that left handed a request on
@@ -200,6 +204,37 @@ class VirtualFleet:
     def token_times(self, key: RequestKey) -> "array[float]":
         return self.times[key]
 
+    def computed(self, replica: VirtualReplica, key: RequestKey, hashes: int) -> None:
+        """So much of a request that goes on elsewhere is computed at this replica: it leaves."""
+        self._moves.computed(key, replica.id, hashes)
+
+    def fetch(self, replica: VirtualReplica, hold: Hold, then: Callable[[Hold, int], None]) -> None:
+        """The KV of this request comes here from where it was, unless it is on its way already."""
+        key = hold.key
+        if not self._moves.under_way(key, replica.id):
+            at = self._records[key].kv if hold.fetch_s else None
+            source = None if at is None else self._replicas.get(at.replica)
+            if at is None or source is None:
+                then(hold, 0)
+                return
+            chain = self.chain(key)[: at.tokens // CHAIN_TOKENS]
+            self._move(key, source.id, replica)
+            self._moves.computed(key, source.id, source.worker.prefixes.match(chain))
+        self._moves.wait(key, hold.fetch_s, partial(then, hold))
+
+    def _move(self, key: RequestKey, source: ReplicaId, target: VirtualReplica) -> None:
+        there = target.worker.prefixes.match(self.chain(key))
+        self._moves.begin(key, source, target.announce, there)
+
+    def _fetch_ahead(self, record: Record) -> None:
+        """The replica where this request is to go on hears that its KV will come."""
+        key, first = record.key, record.replica
+        assert first is not None
+        if not self._moves.under_way(key, first):  # it is where it was to go on
+            self._moves.forget(key)
+        if record.then is not None and (target := self._replicas.get(record.then)) is not None:
+            self._move(key, first, target)
+
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
         """Settle an attempt, as admission does."""
         record = self._records[over.key]
@@ -253,6 +288,7 @@ class VirtualFleet:
             self._admit(admission.Opened(record))
         else:
             self._admission.placed(record, told=True, now_unix_s=received_s)
+            self._fetch_ahead(record)
             self._offer(record, self._admission_answered, hops_left)
 
     def _admit(self, event: AdmissionEvent) -> None:
@@ -268,7 +304,9 @@ class VirtualFleet:
                 placed = life.placed(
                     record, ADMISSION, replica, incarnation, attempt=attempt, apart=apart
                 )
-                self._offer(self._write(placed), self._admission_answered, hops_left)
+                record = self._write(placed)
+                self._fetch_ahead(record)
+                self._offer(record, self._admission_answered, hops_left)
                 return
             case admission.Relegate():
                 self._write(life.relegated(record, ADMISSION))
@@ -354,6 +392,7 @@ class VirtualFleet:
         if record.verdict is not None:
             del self._records[record.key], self._bodies[record.key]
             self._chains.pop(record.key, None)
+            self._moves.forget(record.key)
             if not self._keep_times:
                 del self.times[record.key]
             self._on_end(record)

@@ -53,11 +53,12 @@ from shared.schemas import (
     Digest,
     Hold,
     Offer,
+    OfferAccepted,
     OfferAnswer,
     PlanAck,
     Record,
 )
-from shared.vocabulary import ReplicaId, RequestKey
+from shared.vocabulary import ReplicaId, RequestKey, Role
 
 Reply = Callable[[OfferAnswer], None]
 
@@ -76,6 +77,14 @@ class Store(Protocol):
 
     def token_times(self, key: RequestKey) -> "array[float]":
         """The array that keeps the instants of this request's tokens."""
+
+    def computed(self, replica: "VirtualReplica", key: RequestKey, hashes: int) -> None:
+        """So much of a request that goes on elsewhere is computed here."""
+
+    def fetch(
+        self, replica: "VirtualReplica", hold: Hold, then: Callable[[Hold, int], None]
+    ) -> None:
+        """Call `then` once the KV of this request has come here, with how many hashes of it."""
 
     def over(self, replica: "VirtualReplica", over: AttemptOver) -> None:
         """An attempt is over; its ack is stored."""
@@ -119,6 +128,7 @@ class VirtualReplica:
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
         self.worker = VirtualWorker(announce, batch_s, engine_draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
+        self._role = Role.BOTH  # of one whose role is not fixed
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}
         self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
@@ -169,7 +179,13 @@ class VirtualReplica:
     def leave(self, leaves_unix_s: float, receivers: int) -> None:
         """A heartbeat of the worker says until when it stays."""
         self.announce = structs.replace(self.announce, draining=True, leaves_unix_s=leaves_unix_s)
-        self._feed(Heartbeat(self.announce, receivers))
+        self._feed(Heartbeat(self.announce, receivers, self._role))
+
+    def serve(self, role: Role) -> None:
+        """A heartbeat says what the replica serves from now on, unless its role is fixed."""
+        if self.announce.role is Role.AUTO and role is not self._role:
+            self._role = role
+            self._feed(Heartbeat(self.announce, role=role))
 
     def unanswered(self) -> list[Reply]:
         """The replies that are owed to offers."""
@@ -205,16 +221,24 @@ class VirtualReplica:
     # ------------------------------------------------------------ the worker's shell
 
     def _hold_comes(self, hold: Hold) -> None:
+        if not self._dead:
+            self._store.fetch(self, hold, self._held)
+
+    def _held(self, hold: Hold, come: int) -> None:
+        """The worker takes a request in, of which so many hashes have come from another replica."""
         if self._dead:
             return
+        now_s = self._timeline.now_s
         record, body = self._store.record(hold.key), self._store.body(hold.key)
         if not self.worker.held:
-            self._work_since_s = self._timeline.now_s
+            self._work_since_s = now_s
         times, chain = self._store.token_times(hold.key), self._store.chain(hold.key)
-        answer = self.worker.hold(hold, record, body, times, chain)
+        kv_tokens = self.worker.prefixes.bring_in(chain[:come], now_s) if come else 0
+        self.worker.hold(hold, record, body, times, chain)
         if self._accounts is not None:
-            self._accounts.held(hold, record, self._timeline.now_s)
+            self._accounts.held(hold, record, now_s)
         held_s = self._latency.held.draw_s(self._rng)
+        answer = OfferAccepted(kv_tokens=kv_tokens)
         self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
@@ -301,6 +325,8 @@ class VirtualReplica:
         )
         if self._accounts is not None:
             self._accounts.done(ack)
+        for slot, hashes in self.worker.prefixes.computed():
+            self._store.computed(self, self.worker.key_of(slot), hashes)
         self._stored(ack, self._told(overs))
         self._go_on()
 

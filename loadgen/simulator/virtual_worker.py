@@ -23,6 +23,7 @@ from loadgen.simulator.iteration.running import Found, Running
 from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.token_times import measured
 from shared.columns import Indices, Ints, pack, unpack, unpack_list
+from shared.core.record.record import FINAL
 from shared.core.replica.events import DraftedIteration
 from shared.core.replica.in_flight import shape_of
 from shared.core.worker.held_request import seed_of
@@ -38,13 +39,13 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    OfferAccepted,
+    KvAt,
     PlanAck,
     Record,
     Resume,
     Selection,
 )
-from shared.vocabulary import FinishReason, ServiceClass
+from shared.vocabulary import FinishReason, RequestKey, ServiceClass
 
 NEVER = 1 << 30  # tokens: longer than any output
 
@@ -81,7 +82,7 @@ class VirtualWorker:
         self._max_tokens: Ints = np.zeros(slots, dtype=np.int32)
         self._best_effort: Bools = np.zeros(slots, dtype=np.bool_)
         self._emit: list[Callable[[float], None]] = [_no_request] * slots
-        self._prefixes = Prefixes(announce, self._computed)
+        self.prefixes = Prefixes(announce, self._computed)
 
     @property
     def running(self) -> bool:
@@ -93,12 +94,13 @@ class VirtualWorker:
 
     def hold(
         self, hold: Hold, record: Record, body: Body, times: "array[float]", chain: Chain = ()
-    ) -> OfferAccepted:
+    ) -> None:
         """Take a request in. `times` has the instants of the tokens of earlier attempts, and
         receives those to come. `chain`: of its prompt and its output; one without shares nothing.
         """
         assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot}"
-        made = record.resume.measure.tokens
+        measure = record.resume.measure
+        made = measure.tokens
         assert made == len(times)
         sampling = body.sampling
         room = self._announce.context_tokens - record.prompt_tokens
@@ -107,14 +109,9 @@ class VirtualWorker:
             left, reason = sampling.output_tokens - made, FinishReason.STOP
         slot = hold.slot
         self._requests[slot] = HeldRequest(
-            record,
-            times,
-            reason,
-            record.service_class,
-            record.relegated,
-            record.resume.measure.thinking_tokens,
+            record, times, reason, record.service_class, record.relegated, measure.thinking_tokens
         )
-        thinks = record.resume.measure.thinking(record.slo)
+        thinks = measure.thinking(record.slo)
         # thinking ends after a count of tokens: no token here has a meaning
         self._thinking[slot] = (sampling.thinking_tokens or 0) - made if thinks else NEVER
         self._thinkers += thinks
@@ -130,8 +127,10 @@ class VirtualWorker:
         self._max_tokens[slot] = record.max_tokens
         self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
-        self._prefixes.hold(slot, chain, record.resume, hold.keep_s)
-        return OfferAccepted()
+        self.prefixes.hold(slot, chain, record, hold.keep_s)
+
+    def key_of(self, slot: int) -> RequestKey:
+        return self._requests[slot].record.key
 
     def plan(self, plan: BatchPlan) -> None:
         assert plan.seq == self._next_seq, f"plan {plan.seq} came for {self._next_seq}"
@@ -151,11 +150,12 @@ class VirtualWorker:
             released = zip(unpack_list(plan.released), plan.released_why, strict=True)
             ending = [(slot, why) for slot, why in released if self._here[slot]]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
-            self._prefixes.clear(slot, now_unix_s)
+            self.prefixes.clear(slot, now_unix_s)
             self._drafted[slot], self._decoding[slot] = 0, False
-        self._prefixes.forget(now_unix_s)
+        self.prefixes.forget(now_unix_s)
         for slot, _ in ending:  # their KV is free before the entries run
-            self._prefixes.clear(slot, now_unix_s)
+            self._requests[slot].had = int(self._computed[slot])
+            self.prefixes.clear(slot, now_unix_s)
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
         slots, caps = unpack(plan.slots).astype(np.intp), unpack(plan.caps)
@@ -168,7 +168,7 @@ class VirtualWorker:
         selection, found = plan.selection, None
         if selection is not None and skipped:
             selection = along(selection, np.flatnonzero(~gone).tolist())
-        if self._prefixes.any:
+        if self.prefixes.any:
             found = self._find(slots, caps, selection)
         loaded_s = 0.0
         if found is not None:
@@ -186,6 +186,7 @@ class VirtualWorker:
         decodes, emits = self._decoding[slots], tokens >= wanted
         shape = shape_of(has, tokens, decodes)
         alike = np.count_nonzero(emits) == shape.decodes and not (ending or skipped or found)
+        alike = alike and not self.prefixes.leaving(slots[~decodes])  # each chunk leaves by itself
         self._running = Running(
             plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike, found
         )
@@ -199,7 +200,7 @@ class VirtualWorker:
         if selection is not None:
             drafts = drafting_depth(selection, left, known - self._prompt[slots]) > 0
             asked = np.where(drafts, np.minimum(caps, self._left[slots]), asked)
-        return self._prefixes.find(slots, known, asked)
+        return self.prefixes.find(slots, known, asked)
 
     def _drafting(self, selection: Selection, slots: Indices, caps: Ints) -> Drafting:
         assert self._draft is not None, "speculation without a draft model"
@@ -268,8 +269,8 @@ class VirtualWorker:
         assert running is not None
         n, emitting = len(ends_unix_s), running.slots[running.emits]
         self._computed[running.slots] += n * running.tokens
-        if self._prefixes.any:
-            self._prefixes.name(running.slots, self._decoding)
+        if self.prefixes.any:
+            self.prefixes.name(running.slots, self._decoding)
         self._known[emitting] += n
         self._left[emitting] -= n
         self._thinking[emitting] -= n
@@ -357,14 +358,14 @@ class VirtualWorker:
             complete, answering = self._advance(running, emitted, drafted, ended_unix_s)
             ended = [(slot, self._requests[slot].reason.value) for slot in complete]
         ended += sorted(running.ending)
-        shared_blocks, tokens, cached = self._prefixes.shared_blocks, running.tokens, b""
+        shared_blocks, tokens, cached = self.prefixes.shared_blocks, running.tokens, b""
         found, loaded_s = running.found, 0.0
         if found is not None:
             columns, loaded_s = found.columns(tokens, emitted, drafted), found.loaded_s
             slots, tokens, emitted, drafted, cached = columns
         overs = [self._over(slot, why) for slot, why in ended]
         self._ack_seq += 1
-        prefixes = self._prefixes.changes()
+        prefixes = self.prefixes.changes()
         ack = PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
@@ -410,8 +411,8 @@ class VirtualWorker:
         left = self._left[emitting] - made
         self._left[emitting] = left
         self._decoding[emitting] = True
-        if self._prefixes.any:
-            self._prefixes.name(slots, self._decoding)
+        if self.prefixes.any:
+            self.prefixes.name(slots, self._decoding)
         emit = self._emit
         for slot in emitting.tolist():
             emit[slot](at_unix_s)
@@ -451,7 +452,9 @@ class VirtualWorker:
         record = request.record
         if record.slo.thinks and request.thinking_tokens is None:
             self._thinking[slot], self._thinkers = NEVER, self._thinkers - 1
-        cached_tokens = self._prefixes.leave(slot)
+        replica, address, had = self._announce.replica, self._announce.kv_address, request.had
+        goes_on = address and had and why not in FINAL
+        cached_tokens = self.prefixes.leave(slot)
         self._here[slot], self._emit[slot] = False, _no_request
         measure = measured(
             request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
@@ -459,7 +462,7 @@ class VirtualWorker:
         return AttemptOver(
             key=record.key,
             attempt=record.attempt,
-            replica=self._announce.replica,
+            replica=replica,
             incarnation=self._announce.incarnation,
             why=why,
             relegated=request.relegated or why == "relegated",
@@ -467,6 +470,7 @@ class VirtualWorker:
             resume=Resume(
                 tokens=bytes(4 * measure.tokens), measure=measure, cached_tokens=cached_tokens
             ),
+            kv=KvAt(replica=replica, address=address, tokens=had) if goes_on else None,
         )
 
     def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
@@ -484,7 +488,7 @@ class VirtualWorker:
         peak = self._computed.copy()
         if self._running is not None:
             peak[self._running.slots] += self._running.fills
-        self._prefixes.check(peak)
+        self.prefixes.check(peak)
         assert (self._computed[held] <= self._known[held]).all() and (self._left[held] > 0).all()
         for slot, request in self._requests.items():
             assert self._known[slot] == request.record.prompt_tokens + len(request.times), (

@@ -117,6 +117,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     by_model: dict[str, Group] | UnsetType = UNSET  # where there are several
     # of the prompt tokens of requests that ended, found in a prefix cache; where prompts share any
     cached_fraction: float | UnsetType = UNSET
+    roles: list[str] | UnsetType = UNSET  # as given for the replicas; where KV moves
+    link_gbit_s: float | UnsetType = UNSET
 
 
 def figures_of(
@@ -168,6 +170,8 @@ def figures_of(
         goodput_tokens_per_s=_tokens(verdicts, met) / trial.duration_s,
         by_model=measured.groups([r.model for r in requests]) if by.models else UNSET,
         cached_fraction=_cached(verdicts) if any(r.pieces for r in requests) else UNSET,
+        roles=list(by.roles) if by.link_gbit_s else UNSET,
+        link_gbit_s=by.link_gbit_s or UNSET,
     )
 
 

@@ -62,6 +62,8 @@ def circumstances(found: Figures, rate_rps: float | None) -> str:
         "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
     )
     replicas = "1 replica" if found.replicas == 1 else f"{found.replicas} replicas"
+    if found.roles:
+        replicas += f" ({', '.join(found.roles)}, {found.link_gbit_s:g} Gbit/s)"
     rate = "" if rate_rps is None else f"{rate_rps:g} requests/s for "
     load = f"{found.workload}, {rate}{found.duration_s:g} s of arrivals, seed {found.seed}"
     return f"{load}; {replicas} of {found.profile}, {latency}; SLOs judged by {found.definition}"

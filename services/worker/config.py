@@ -18,6 +18,8 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The pool of the replica, for policies that have pools (`ascendra`: lp, hp)."""
     role: Role = Role.BOTH
     """both, prefill, decode, or auto: both or prefill as the load asks for (docs/apart.md)."""
+    silo: list[str] = []
+    """The tiers that it serves, as a silo; empty: all. Best-effort requests may be of any."""
     engine: str = "sim"
     """sim, torch or vllm."""
     model: str = ""

@@ -60,6 +60,11 @@ class ProfileFile(
             return self.kv_bytes_per_token / LINK_BYTES_S
         return self.kv_load_s
 
+    def token_move_s(self, link_gbit_s: float) -> float:
+        """Seconds for a token's KV, of all its GPUs together, over a link; 0 without one."""
+        bits = 8 * self.kv_bytes_per_token * self.tensor_parallel
+        return bits / (1e9 * link_gbit_s) if link_gbit_s else 0.0
+
     def profile(self) -> Profile:
         return self.coefficients.profile(self.name, self.overhead_s)
 

@@ -8,6 +8,7 @@ from loadgen.cli.options.option import add_options
 from loadgen.fleet.gpus import cores
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.subjects import ID_PATTERN
+from shared.vocabulary import Role
 
 
 def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +37,14 @@ def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{option}: {key} is given twice")
         values[key] = value
     return values
+
+
+def parse_roles(text: str) -> list[Role]:
+    """The roles of --roles. Raises ConfigError for a word that is none."""
+    roles = [each for each in text.split(",") if each]
+    if any(each not in list(Role) for each in roles):
+        raise ConfigError(f"--roles {text}: a role is {', '.join(Role)}")
+    return [Role(each) for each in roles]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from loadgen.cli.options.common import parse_pairs
+from loadgen.cli.options.common import parse_pairs, parse_roles
 from loadgen.cli.options.option import add_options
 from loadgen.cli.options.plan import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
@@ -92,6 +92,9 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
         --profile NAME = a100-llama3-8b: iteration-time model of the GPU:
             {", ".join(profiles.names())}, or a .json file
         --replicas N = 1: number of replicas
+        --roles ROLE,... =: of the replicas in turn, the last one of the rest: both, prefill,
+            decode or auto
+        --link GBIT (float): KV moves between replicas, so many 10^9 bits a second to and from each
         --kv-tokens N (int): KV of a replica, in tokens (default: as the profile states it)
         --latency {"|".join(LATENCIES)} = none: latency of control: none, as papers assume, or that
             of a live fleet
@@ -151,6 +154,8 @@ def make_trial(
     """The trial. Raises ConfigError for an unknown policy, setting or profile, or number."""
     if args.replicas < 1:
         raise ConfigError("--replicas must be 1 or more")
+    if args.link is not None and not 0 < args.link < math.inf:
+        raise ConfigError("--link must be above 0")
     if args.wait is not None and not 0 <= args.wait < math.inf:
         raise ConfigError("--wait must be 0 or more")
     file = profiles.read(args.profile)
@@ -164,6 +169,8 @@ def make_trial(
         ReplicaFacts(kv_blocks=_kv_blocks(args.kv_tokens), context_tokens=args.context),
         draft=draft_of(args, file.draft),
         acceptance=args.acceptance,
+        roles=parse_roles(args.roles),
+        link_gbit_s=args.link or 0.0,
     )
     return Trial(
         deployment=deployment,

@@ -24,11 +24,12 @@ from loadgen.simulator.misjudged import BatchTime
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
+from shared.perf import profile_file as profiles
 from shared.perf.shape import BatchShape
 from shared.prefix import CHAIN_TOKENS
 from shared.routing.routings import RouterName
 from shared.rules.tiers import Tier, TierSet
-from shared.vocabulary import Slo
+from shared.vocabulary import Role, Slo
 
 PYTHON = Path(".venv-judge/bin/python")
 PROFILE = "a100-llama3-8b"  # what planners think of the engine; the policy `vllm` does not ask
@@ -39,11 +40,15 @@ ALL = TierSet(name="all", default="all", tiers={"all": Tier(slo=Slo(ttft_s=1.0))
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """`times`: the trace's arrivals come so many times as fast."""
+    """`times`: the trace's arrivals come so many times as fast. `prefill`: so many replicas compute
+    prompts alone and the others outputs alone, over links of `link_gbit_s`; 0: each does both.
+    """
 
     replicas: int
     kv_tokens: int
     times: float = 1.0
+    prefill: int = 0
+    link_gbit_s: float = 0.0
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -53,6 +58,7 @@ class Found(Struct, frozen=True, kw_only=True):
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
+    tpot_mean_s: float
     ttlt_mean_s: float
 
 
@@ -86,6 +92,8 @@ def ours(trace: Trace, load: Load, router: RouterName = "round_robin", lag_s: fl
         draft=0.0,
         engine=EngineFacts(PROFILE, 0.0, batch_s=polynomial_s(load.kv_tokens)),
         prefixes_late_s=lag_s,
+        roles=[Role.PREFILL] * load.prefill + [Role.DECODE] * (load.prefill > 0),
+        link_gbit_s=load.link_gbit_s,
     )
     requests = plan_requests(arrivals, Rows(trace, in_order=True), ALL, seed=1)
     verdicts = [v for v in simulate(Traffic(requests, ALL), deployment).verdicts if v is not None]
@@ -97,6 +105,7 @@ def ours(trace: Trace, load: Load, router: RouterName = "round_robin", lag_s: fl
         ttft_mean_s=float(ttft_s.mean()),
         ttft_p50_s=float(np.percentile(ttft_s, 50)),
         ttft_p99_s=float(np.percentile(ttft_s, 99)),
+        tpot_mean_s=float(np.mean([v.mean_tpot_s for v in verdicts if v.mean_tpot_s is not None])),
         ttlt_mean_s=float(np.mean([v.ttlt_s for v in verdicts if v.ttlt_s is not None])),
     )
 
@@ -117,6 +126,11 @@ def theirs(
         "replicas": load.replicas,
         "router": router,
         "lag_ms": 1000 * lag_s,
+        "prefill": load.prefill,
+        "link": {
+            "kv_bytes_per_token": profiles.read(PROFILE).kv_bytes_per_token,
+            "kv_transfer_bandwidth": load.link_gbit_s / 8,  # in GB/s
+        },
         **LIMITS,
     }
     ran = subprocess.run(

@@ -12,6 +12,7 @@ KEPT = {
     "ttft_mean_s": "mean_ttft_ms",
     "ttft_p50_s": "median_ttft_ms",
     "ttft_p99_s": "p99_ttft_ms",
+    "tpot_mean_s": "mean_tpot_ms",
     "ttlt_mean_s": "mean_e2e_latency_ms",
 }
 
@@ -26,12 +27,23 @@ def replay(asked: dict[str, Any]) -> dict[str, float]:
         "max_num_batched_tokens": asked["max_num_batched_tokens"],
         "emit_kv_events": True,
     }
+    link, prefill = asked["link"], asked["prefill"]
+
+    def of(worker_type: str) -> dict[str, Any]:
+        return {"engine": engine | link | {"worker_type": worker_type}}
+
+    apart = {
+        "prefill_engine_args": of("prefill"),
+        "decode_engine_args": of("decode"),
+        "num_prefill_workers": prefill,
+        "num_decode_workers": asked["replicas"] - prefill,
+    }
+    together = {"extra_engine_args": {"engine": engine}, "num_workers": asked["replicas"]}
     done = dynamo.run_mocker_trace_replay(
         [asked["trace"]],
         trace_block_size=asked["id_tokens"],
-        num_workers=asked["replicas"],
         router_mode=asked["router"],
-        extra_engine_args={"engine": engine},
+        **(apart if prefill else together),
         **({"kv_event_lag_ms": asked["lag_ms"]} if asked.get("lag_ms") else {}),
     )
     found = done.metrics if hasattr(done, "metrics") else done.summary

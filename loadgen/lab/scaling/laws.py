@@ -11,12 +11,14 @@ from loadgen.simulator.elastic.law import Fleet
 from shared.core.announced import profile_of
 from shared.policy.slackline.prices import Prices, prices_of
 from shared.schemas import Announce, Record
+from shared.vocabulary import ReplicaId
 
 
 class Deaf:
     """A law that hears nothing."""
 
     every_s = 15.0
+    prefill: Sequence[ReplicaId] = ()
 
     def announced(self, announce: Announce) -> None:
         return

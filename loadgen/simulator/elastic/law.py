@@ -1,12 +1,16 @@
 """Laws of scaling, as a simulated fleet asks them: how many replicas are wanted now?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from shared.core.scaling.scaling import MAY_MISS, ScalingCore
 from shared.core.scaling.tally import ArrivalTally
 from shared.schemas import Announce, Digest, Ended, Record
+from shared.vocabulary import ReplicaId
+
+WARM_UP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Law(Protocol):
     """It hears what happens to requests; then it is asked every `every_s`."""
 
     every_s: float
+    # those that are to compute prompts only, of the replicas whose role is not fixed
+    prefill: Sequence[ReplicaId]
 
     def announced(self, announce: Announce) -> None:
         """A replica serves."""
@@ -45,7 +51,7 @@ class Scaling:
     law: Callable[[], Law]
     least: int = 1
     most: int = 16
-    warm_up_s: float = 120.0
+    warm_up_s: float = WARM_UP_S
 
 
 class OurLaw:
@@ -55,6 +61,7 @@ class OurLaw:
 
     def __init__(self, warm_up_s: float, may_miss: float = MAY_MISS) -> None:
         self.core = ScalingCore(warm_up_s, 0.0, may_miss)
+        self.prefill: Sequence[ReplicaId] = ()
         self._tally = ArrivalTally(lambda _: "")
 
     def announced(self, announce: Announce) -> None:
@@ -73,4 +80,11 @@ class OurLaw:
             self.core.arrived(work, fleet.now_s)
         for digest in fleet.serving:
             self.core.heard(digest, fleet.now_s)
-        return self.core.needed("", fleet.now_s).replicas
+        needed = self.core.needed("", fleet.now_s)
+        self.prefill = needed.prefill
+        return needed.replicas
+
+
+def of_roles(replicas: int) -> Scaling:
+    """So many replicas, whose roles change as ours asks."""
+    return Scaling(law=partial(OurLaw, WARM_UP_S), least=replicas, most=replicas)

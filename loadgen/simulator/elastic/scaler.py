@@ -7,6 +7,7 @@ from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.virtual_fleet import VirtualFleet
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.schemas import Digest
+from shared.vocabulary import Role
 
 
 class Scaler:
@@ -47,6 +48,8 @@ class Scaler:
         now_s = self._timeline.now_s
         digests = [replica.digest() for replica in self._serving]
         wanted = self.law.wanted(Fleet(now_s, digests, len(self._starting)))
+        for replica in self._serving:
+            replica.serve(Role.PREFILL if replica.id in self.law.prefill else Role.BOTH)
         wanted = min(max(wanted, self._set.least), self._set.most)
         if wanted != self._count:
             self.settle()

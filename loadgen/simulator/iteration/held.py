@@ -30,3 +30,4 @@ class HeldRequest:
     service_class: ServiceClass
     relegated: bool
     thinking_tokens: int | None  # as in Measure
+    had: int = 0  # positions that were filled when its KV left

@@ -8,8 +8,8 @@ from loadgen.simulator.iteration.running import Found
 from shared.columns import Indices, Ints
 from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.policy.seam import Bools
-from shared.prefix import Chain, Changed
-from shared.schemas import Announce, Resume
+from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changed
+from shared.schemas import Announce, Record
 
 
 class Prefixes:
@@ -24,6 +24,8 @@ class Prefixes:
         self._leaving: list[Kept] = []  # an engine forgets requests before its next iteration
         # what must be computed before its next token is not all in the books
         self._unnamed: Bools = np.zeros(len(computed), dtype=np.bool_)
+        # by the slots whose requests go on elsewhere: the hashes computed at the last look
+        self._bound: dict[int, int] = {}
         self._saved: dict[int, int] = {}  # tokens found when a prompt was first computed
         self._top = 0  # no slot from here on was ever used
 
@@ -36,8 +38,35 @@ class Prefixes:
     def shared_blocks(self) -> int:
         return self._cache.shared
 
-    def hold(self, slot: int, chain: Chain, resume: Resume, keep_s: float) -> None:
-        self._top = max(self._top, slot + 1)
+    def bring_in(self, chain: Chain, now_s: float) -> int:
+        """The KV of these hashes has come from another replica. Returns the tokens of the chain
+        that are here now.
+        """
+        places = {block for n, block in enumerate(chain, 1) if n in IS_PLACE}
+        self._cache.bring_in(chain, places, self._free_blocks, now_s)
+        return CHAIN_TOKENS * self._cache.match(chain)
+
+    def match(self, chain: Chain) -> int:
+        """The hashes of the chain whose KV is here, from the first on."""
+        return self._cache.match(chain)
+
+    def leaving(self, slots: Indices) -> bool:
+        """Some of these slots have a request that goes on elsewhere."""
+        return bool(self._bound) and not self._bound.keys().isdisjoint(slots.tolist())
+
+    def computed(self) -> list[tuple[int, int]]:
+        """The slots whose requests go on elsewhere and of which more is computed than at the last
+        call, each with the hashes of it that are.
+        """
+        new = [(slot, self._kept[slot].named) for slot in self._bound]
+        new = [(slot, hashes) for slot, hashes in new if hashes > self._bound[slot]]
+        self._bound.update(new)
+        return new
+
+    def hold(self, slot: int, chain: Chain, record: Record, keep_s: float) -> None:
+        self._top, resume = max(self._top, slot + 1), record.resume
+        if record.then is not None and chain:
+            self._bound[slot] = 0
         if resume.begun:
             self._saved[slot] = resume.cached_tokens
         if chain:
@@ -56,6 +85,7 @@ class Prefixes:
         """The request is over; its KV is free before the next iteration. Returns how much of its
         prompt was found when that was first computed.
         """
+        self._bound.pop(slot, None)
         kept = self._kept.pop(slot, None)
         if kept is not None:
             self._cache.name(kept, int(self._computed[slot]))

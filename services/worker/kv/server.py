@@ -145,6 +145,8 @@ class KvServer:
         rows = self._pump.some(count)
         ask.rows.update(rows)  # given back with it
         views = [self._shelf.row(row) for row in rows]
+        for view in views:  # whoever measures is entitled to nobody's KV
+            view[:] = bytes(len(view))
         checks = await asyncio.get_running_loop().run_in_executor(self._pool, checks_of, views)
         await wire.send(Blocks(list(range(len(rows))), checks, rows), views)
         await wire.send(End())

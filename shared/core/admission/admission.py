@@ -414,3 +414,4 @@ class AdmissionCore:
             assert waiting.hops <= max(1, self._set.hop_limit), f"{key} was offered too often"
             assert waiting.busy or self._retry_unix_s < math.inf, f"{key} waits for nothing"
         self._loads.check()
+        self._coming.check()

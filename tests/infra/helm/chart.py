@@ -36,6 +36,8 @@ FULL: dict[str, Any] = {
             "engine": "torch",
             "folder": "slackline-5m",
             "draft": "none",
+            "role": "prefill",
+            "kvPort": 9470,
             "replicas": {"from": 2, "to": 2},
             "resources": SMALL,
         },

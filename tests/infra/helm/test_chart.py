@@ -411,6 +411,20 @@ def test_each_model_is_passed_to_its_workers_and_to_admission() -> None:
     assert "SLACKLINE_ADMISSION_MODELS" not in env
 
 
+def test_workers_with_roles_reach_each_other_and_nobody_else_does() -> None:
+    found = named(render(FULL))
+    spec = found["StatefulSet", "slackline-worker-small"]["spec"]["template"]["spec"]
+    env = {v["name"]: v.get("value") for v in spec["containers"][0]["env"]}
+    assert env["SLACKLINE_WORKER_ROLE"] == "prefill"
+    assert env["SLACKLINE_WORKER_KV_LISTEN"] == "$(POD_IP):9470"
+    policy = found["NetworkPolicy", "slackline-worker"]["spec"]
+    [enters] = [rule for rule in policy["ingress"] if {"port": 9470} in rule["ports"]]
+    [leaves] = [rule for rule in policy["egress"] if {"port": 9470} in rule.get("ports", ())]
+    assert enters["from"] == leaves["to"] == [{"podSelector": policy["podSelector"]}]
+    without = named(render({}))["NetworkPolicy", "slackline-worker"]["spec"]
+    assert "9470" not in json.dumps(without)
+
+
 @pytest.mark.parametrize("by", ["keda", "hpa"])
 def test_a_model_with_a_range_is_scaled_by_the_signal_of_its_name(by: str) -> None:
     objects = render({**FULL, "scaling": {"by": by}})

@@ -1,5 +1,6 @@
 """Tests of simulated fleets that grow and shrink: nothing is lost, each replica's time counts."""
 
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 
@@ -16,6 +17,7 @@ from loadgen.simulator.traffic import Traffic
 from loadgen.simulator.virtual_fleet import ANNOUNCE_S, STAYS_S
 from shared.rules.tiers import DEMO_3
 from shared.schemas import Announce, Record
+from shared.vocabulary import ReplicaId
 from tests.loadgen.planned import drawn
 
 PROFILE = "a100-llama3-8b"
@@ -25,6 +27,7 @@ class Erratic:
     """A law that wants any number from one to five, anew each second."""
 
     every_s = 1.0
+    prefill: Sequence[ReplicaId] = ()
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
