@@ -607,6 +607,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+    tiers: list[str] = []  # of its standard requests; empty: all
     # hashes of prefixes (shared/prefix.py) that it keeps and dropped since the digest before, and
     # the number of digests that told any
     prefix_seq: Count = 0
@@ -771,6 +772,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     folder: Annotated[str, Meta(max_length=4096)] = ""
     vocabulary: Count = 0  # number of its model's token ids; 0: not told
     time: EngineTime = EngineTime()
+    tiers: list[str] = []  # of the standard requests that it serves; empty: all
     role: Role = Role.BOTH
     # host:port where other workers fetch KV; empty: it stays where it is
     kv_address: Annotated[str, Meta(max_length=256)] = ""

@@ -66,6 +66,12 @@ class WorkerMetrics:
         )
         self._requests = self._gauge(names.HELD_REQUESTS, "Requests held.")
         self._free = self._gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.")
+        self._fetched = self._counter(
+            names.KV_FETCHED, "Positions of requests whose KV came from other replicas."
+        )
+        self._fetching = self._counter(
+            names.KV_FETCH_TIME, "Seconds for which holds waited for such KV."
+        )
         self._usage = self._gauge(
             names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1."
         )
@@ -107,6 +113,11 @@ class WorkerMetrics:
         ]
         if fitted is not None:
             self._show_fit(fitted)
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """KV of so many positions is here after a hold waited so long for it."""
+        self._fetched.add(tokens)
+        self._fetching.add(seconds)
 
     def held(self, slot: int, record: Record) -> None:
         """The worker has taken this request in."""

@@ -105,6 +105,7 @@ class WorkerService:
             mover,
             self._draining.is_set,
             self._taken,
+            metrics.fetched,
         )
         self._resyncs = Resyncs(
             self.core, bus, self._replica, self._chores, self._announcement, self._forget_plans
@@ -366,6 +367,7 @@ class WorkerService:
                 late_s=spent.late_s,
                 predicted_s=spent.predicted_s,
             ),
+            tiers=self._cfg.silo,
             role=self._cfg.role,
             kv_address="" if self._mover is None else self._mover.address,
             kv_move_s=0.0 if self._mover is None else self._mover.move_s,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from shared.perf.iteration_time import CHUNK_TOKENS
-from shared.routing.filters import able, accepting, of_model
+from shared.routing.filters import able, accepting, of_model, of_tier
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, Role, ServiceClass
 
@@ -44,8 +44,9 @@ def then(offer: Offer, first: Digest, digests: Mapping[ReplicaId, Digest]) -> Di
     """Where the request goes on once `first` has computed its prompt; None: it stays."""
     if begun(offer) or first.role is not Role.PREFILL:
         return None
-    able_ones = [d for d in digests.values() if accepting(offer, d) and of_model(offer, d)]
-    return _best(offer, first, [d for d in able_ones if able(offer, d)])
+    passes = accepting, of_model, of_tier, able
+    eligible = [d for d in digests.values() if all(each(offer, d) for each in passes)]
+    return _best(offer, first, eligible)
 
 
 def preferred(offer: Offer, order: Sequence[ReplicaId]) -> Sequence[ReplicaId]:

@@ -2,6 +2,7 @@
 
 from shared.features import meets
 from shared.schemas import Digest, Offer
+from shared.vocabulary import ServiceClass
 
 
 def accepting(_offer: Offer, digest: Digest) -> bool:
@@ -17,6 +18,12 @@ def of_model(offer: Offer, digest: Digest) -> bool:
 def able(offer: Offer, digest: Digest) -> bool:
     """True if the replica has every feature and adapter that the request needs."""
     return meets(digest, offer.needs)
+
+
+def of_tier(offer: Offer, digest: Digest) -> bool:
+    """True if the replica serves the request's tier. A best-effort request may be of any."""
+    best_effort = offer.service_class is ServiceClass.BEST_EFFORT
+    return not digest.tiers or best_effort or offer.tier in digest.tiers
 
 
 def never_declined(offer: Offer, _digest: Digest) -> bool:

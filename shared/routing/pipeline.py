@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from shared.routing.apart import by_role, preferred
-from shared.routing.filters import able, accepting, of_model
+from shared.routing.filters import able, accepting, of_model, of_tier
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
@@ -39,7 +39,7 @@ Scorer = Callable[[Offer], Callable[[Digest], float]]
 Picker = Callable[[Offer, Sequence[Candidate], Random], Sequence[Candidate]]
 
 # Every pipeline begins with these filters.
-ELIGIBLE: tuple[Filter, ...] = (accepting, of_model, able)
+ELIGIBLE: tuple[Filter, ...] = (accepting, of_model, of_tier, able)
 
 
 class Pipeline:

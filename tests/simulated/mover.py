@@ -68,4 +68,4 @@ class VirtualMover:
         return self._engine.lacking(tokens, salt).tokens
 
     def forget(self, key: str) -> None:
-        """What is on its way comes for nothing."""
+        """Lets what is on its way come."""

@@ -57,7 +57,8 @@ class Mover(Protocol):
 
 class Holds:
     """`taken` is called with each hold that the core has answered yes to, its record, and how many
-    requests were held before.
+    requests were held before; `fetched` with the positions whose KV has come for a hold, and the
+    seconds that it waited.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Holds:
         mover: Mover | None,
         draining: Callable[[], bool],
         taken: Callable[[Hold, Record, int], None],
+        fetched: Callable[[int, float], None],
     ) -> None:
         self._core, self._records, self._runner, self._clock = core, records, runner, clock
         self._chores, self._mover, self._draining, self._taken = chores, mover, draining, taken
+        self._fetched = fetched
         self._reading = asyncio.Semaphore(HOLDS_AT_ONCE)
 
     def on_hold(self, hold: Hold, call: Call) -> None:
@@ -147,11 +150,13 @@ class Holds:
     # ------------------------------------------------------------ KV of other replicas
 
     async def _fetch(self, hold: Hold, record: Record, body: Body) -> int:
-        """What has come ahead counts, even if it is not worth the time to wait for the rest."""
+        """KV that has come ahead counts, even where it is not worth the time to wait for more."""
         if self._mover is None or record.kv is None or not record.kv.tokens:
             return 0
-        text = _text(record, body)
-        return await self._mover.fetch(hold.key, *text, record.kv.address, hold.fetch_s)
+        text, began = _text(record, body), self._clock.unix_s()
+        tokens = await self._mover.fetch(hold.key, *text, record.kv.address, hold.fetch_s)
+        self._fetched(tokens, self._clock.unix_s() - began)
+        return tokens
 
     async def _ahead(self, key: RequestKey) -> None:
         """The prompt is being computed at the replica that the record names, and goes on here."""

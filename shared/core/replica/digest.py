@@ -75,6 +75,7 @@ def digest_of(
         context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
+        tiers=facts.tiers,
         prefix_seq=prefixes[0],
         prefixes_kept=prefixes[1],
         prefixes_dropped=prefixes[2],

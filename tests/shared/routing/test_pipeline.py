@@ -7,6 +7,7 @@ from random import Random
 from shared.routing import scorers
 from shared.routing.pickers import BestFirst, Rotation
 from shared.routing.pipeline import Pipeline
+from shared.vocabulary import ServiceClass
 from tests.shared.routing.digests import digest, fleet, offer
 
 
@@ -21,6 +22,16 @@ def test_every_pipeline_leaves_out_replicas_that_drain_or_lack_what_the_request_
     assert router(offer(needs=("adapter:poet",)), digests, Random(1)) == ["c"]
     assert router(offer(needs=("min_p", "penalties")), digests, Random(1)) == []
     assert sorted(router(offer(), digests, Random(1))) == ["a", "c"]
+
+
+def test_a_silo_takes_requests_of_its_tiers_and_best_effort_ones() -> None:
+    router = Pipeline(Rotation())
+    digests = fleet(digest("a", tiers=["chat"]), digest("b", tiers=["batch", "summary"]))
+    assert router(offer(tier="chat"), digests, Random(1)) == ["a"]
+    assert router(offer(tier="batch"), digests, Random(1)) == ["b"]
+    assert router(offer(tier="interactive"), digests, Random(1)) == []
+    relegated = offer(tier="chat", service_class=ServiceClass.BEST_EFFORT)
+    assert router(relegated, digests, Random(1)) == ["a", "b"]
 
 
 def test_a_scorer_decides_where_those_before_it_are_equal() -> None:

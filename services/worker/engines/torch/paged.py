@@ -165,8 +165,8 @@ class Blocks:
             self._host.load(rows, [self._known[each] for each in away])
 
     def lacking(self, names: Sequence[KvName], now_s: float) -> tuple[int, Sequence[KvName]]:
-        """How many of a text's blocks are known from the first on, and those of the rest that are
-        not, as far as free blocks go beyond the known ones. These become the newest.
+        """The number of a text's blocks that are known from the first on, and those of the rest
+        that are not, as far as free blocks go beyond the known ones. These become the newest.
         """
         known = [each.digest for each in names if each.digest in self._known]
         for digest in reversed(known):

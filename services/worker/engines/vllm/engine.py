@@ -26,12 +26,15 @@ from services.worker.engine import (
     EngineFacts,
     EngineState,
     KnowsFacts,
+    KvName,
+    Lacking,
     Likely,
     Outcome,
     RefusedError,
 )
 from services.worker.engines.vllm.drafter import Unread, draft
 from services.worker.engines.vllm.kept import KeptInVllm
+from services.worker.engines.vllm.moving import Moving
 from services.worker.engines.vllm.sampling import sampling_params
 from services.worker.engines.vllm.scheduler import Entry, PlannedScheduler
 from shared.core.worker.step import Load, Work
@@ -67,7 +70,7 @@ class VllmEngine(KnowsFacts):
     def __init__(
         self, engine: LLMEngine, facts: EngineFacts, adapters: Mapping[str, LoRARequest]
     ) -> None:
-        self._engine, self._facts, self._adapters = engine, facts, adapters
+        self._engine, self._adapters = engine, adapters
         self._core = engine.engine_core.engine_core
         self._scheduler: PlannedScheduler = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
@@ -78,9 +81,13 @@ class VllmEngine(KnowsFacts):
         self._loads = 0
         self._spare_blocks = self._pool.get_num_free_blocks() - facts.kv_blocks
         self._kept = KeptInVllm(self._pool, facts.block_tokens)
+        folders = {name: adapter.lora_path for name, adapter in adapters.items()}
+        self._moving = Moving(self._core, self._kept, facts.block_tokens, folders)
+        self._facts = facts._replace(kv=self._moving.facts)
 
     def load(self, load: Load) -> None:
         self._check(load, self._slots)
+        assert load.salt or not load.adapter, "an adapter's KV needs a salt of its own"
         if load.adapter and load.adapter not in self._adapters:
             raise RefusedError(f"this replica has no adapter {load.adapter}")
         if any(token >= self._facts.vocabulary for token in load.sampling.stop_token_ids):
@@ -144,6 +151,15 @@ class VllmEngine(KnowsFacts):
         state = self._slots.pop(slot)
         self._kept.leave(state.prefixes)
         self._scheduler.finish_requests(state.request.request_id, RequestStatus.FINISHED_ABORTED)
+
+    def lacking(self, tokens: Sequence[int], salt: bytes) -> Lacking:
+        return self._moving.lacking(tokens, salt)
+
+    def take_out(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        return self._moving.take_out(digests, into)
+
+    def bring_in(self, names: Sequence[KvName], payloads: Sequence[memoryview]) -> list[bool]:
+        return self._moving.bring_in(names, payloads)
 
     def snapshot(self) -> EngineState:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))

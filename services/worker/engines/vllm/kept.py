@@ -1,14 +1,21 @@
-"""Follows which prefixes vLLM's cache keeps, by the events of its block pool. vLLM names a block by
-a hash of its own; a prefix (shared/prefix.py) is kept as long as the block that it ends with.
+"""Follows which prefixes vLLM's cache keeps, by the events of its block pool. These tell a block by
+a part of its name; a prefix (shared/prefix.py) is kept as long as the block that it ends with.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
+from services.worker.engine import KvName
 from shared.prefix import CHAIN_TOKENS, PLACES, Chain, Changed, Changes, Where
+
+
+class _Came(NamedTuple):
+    """Beside vLLM's events: blocks that another replica computed."""
+
+    names: Sequence[KvName]
 
 
 class KeptInVllm:
@@ -44,6 +51,11 @@ class KeptInVllm:
             if requests > 1:
                 self._asked[name] = ours, requests - 1
 
+    def came(self, names: Sequence[KvName]) -> None:
+        """The pool knows these blocks now, too."""
+        self._note()
+        self._events.append(_Came(names))
+
     def _note(self) -> list[Any]:
         events: list[Any] = self._take()
         self._events += events
@@ -55,6 +67,12 @@ class KeptInVllm:
         events, self._events = self._events, []
         changes = Changes()
         for event in events:
+            if isinstance(event, _Came):
+                for digest, mark in event.names:
+                    if mark is not None:
+                        self._kept[maybe_convert_block_hash(digest)] = mark
+                        changes.note(mark, Where.GPU)
+                continue
             stored = hasattr(event, "parent_block_hash")
             for name in getattr(event, "block_hashes", list(self._kept)):  # without: all are gone
                 if stored and name in self._asked:

@@ -9,6 +9,7 @@ from services.worker.engine import Done, Likely, RefusedError
 from services.worker.engines.vllm.engine import VllmEngine
 from shared.columns import pack
 from shared.core.worker.step import Load, Work
+from shared.prefix import salt_of
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
@@ -242,6 +243,7 @@ def load(
     engine: VllmEngine, slot: int, asked: Asked, output: Sequence[int] = (), salt: bytes = b""
 ) -> None:
     tokens = [*asked.prompt, *output]
+    salt = salt or salt_of("", asked.adapter)
     load = Load(Slot(slot), tokens, len(output), asked.sampling, 1, asked.adapter, salt=salt)
     engine.load(load)
 
