@@ -15,7 +15,8 @@ RATES = {
     "a100-llama3-70b-tp4": {"6000:100": (1.5, 2.6)},
 }
 LINKS = (100.0, 25.0, 400.0)  # Gbit/s; the split is the best of those tried at the first
-SPLITS = (2, 1, 3)  # replicas that compute prompts alone, of REPLICAS
+# Replicas that compute prompts alone, of REPLICAS: those tried.
+SPLITS = {"6000:100": (3, 2), "1500:300": (2, 3), "300:600": (1, 2)}
 POLICIES = ("slackline", "slos_serve", "qoserve", DISTSERVE)
 HEADS = (
     "profile",
@@ -78,7 +79,7 @@ def fill(kept: Kept, jobs: Sequence[Job]) -> Cells:
 
     first, *others = LINKS
     found: dict[int, float] = {}
-    for split in SPLITS:  # a run ends once it is worse than the best so far
+    for split in SPLITS[jobs[0].load]:  # a run ends once it is worse than the best so far
         found[split] = met(split, first, 1.0 - max(found.values(), default=0.0))
     best = max(found, key=lambda split: found[split])
     apart = {first: found[best], **{link: met(best, link) for link in others}}
