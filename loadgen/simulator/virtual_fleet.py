@@ -12,6 +12,7 @@ last digest is older than that interval.
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, assert_never
 
@@ -92,7 +93,7 @@ class VirtualFleet:
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
         self._chains: dict[RequestKey, Chain] = {}
-        self._moves = Moves()
+        self._moves = Moves(timeline)
         self.offloaded = 0
         self.moved = 0  # times a request lost its replica
         self.drained = 0  # times a replica that left handed a request on
@@ -205,22 +206,21 @@ class VirtualFleet:
 
     def computed(self, replica: VirtualReplica, key: RequestKey, hashes: int) -> None:
         """So much of a request that goes on elsewhere is computed at this replica: it leaves."""
-        self._moves.computed(key, replica.id, hashes, self._timeline.now_s)
+        self._moves.computed(key, replica.id, hashes)
 
-    def fetch(self, replica: VirtualReplica, hold: Hold) -> tuple[float, int]:
-        """The KV of this request comes here from where it was, unless it is on its way already.
-        Returns the instant at which it has, and how many hashes of it.
-        """
-        now_s, key = self._timeline.now_s, hold.key
+    def fetch(self, replica: VirtualReplica, hold: Hold, then: Callable[[Hold, int], None]) -> None:
+        """The KV of this request comes here from where it was, unless it is on its way already."""
+        key = hold.key
         if not self._moves.under_way(key, replica.id):
-            at = self._records[key].kv
+            at = self._records[key].kv if hold.fetch_s else None
             source = None if at is None else self._replicas.get(at.replica)
             if at is None or source is None:
-                return now_s, 0
+                then(hold, 0)
+                return
             chain = self.chain(key)[: at.tokens // CHAIN_TOKENS]
             self._move(key, source.id, replica)
-            self._moves.computed(key, source.id, source.worker.prefixes.match(chain), now_s)
-        return self._moves.end(key, now_s + hold.fetch_s)
+            self._moves.computed(key, source.id, source.worker.prefixes.match(chain))
+        self._moves.wait(key, hold.fetch_s, partial(then, hold))
 
     def _move(self, key: RequestKey, source: ReplicaId, target: VirtualReplica) -> None:
         there = target.worker.prefixes.match(self.chain(key))

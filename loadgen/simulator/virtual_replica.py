@@ -81,8 +81,10 @@ class Store(Protocol):
     def computed(self, replica: "VirtualReplica", key: RequestKey, hashes: int) -> None:
         """So much of a request that goes on elsewhere is computed here."""
 
-    def fetch(self, replica: "VirtualReplica", hold: Hold) -> tuple[float, int]:
-        """The instant at which the KV of this request has come here, and how many hashes of it."""
+    def fetch(
+        self, replica: "VirtualReplica", hold: Hold, then: Callable[[Hold, int], None]
+    ) -> None:
+        """Call `then` once the KV of this request has come here, with how many hashes of it."""
 
     def over(self, replica: "VirtualReplica", over: AttemptOver) -> None:
         """An attempt is over; its ack is stored."""
@@ -219,15 +221,10 @@ class VirtualReplica:
     # ------------------------------------------------------------ the worker's shell
 
     def _hold_comes(self, hold: Hold) -> None:
-        if self._dead:
-            return
-        if not hold.fetch_s:
-            self._held(hold)
-            return
-        come_s, hashes = self._store.fetch(self, hold)
-        self._timeline.at(come_s, self._held, hold, hashes)
+        if not self._dead:
+            self._store.fetch(self, hold, self._held)
 
-    def _held(self, hold: Hold, come: int = 0) -> None:
+    def _held(self, hold: Hold, come: int) -> None:
         """The worker takes a request in, of which so many hashes have come from another replica."""
         if self._dead:
             return

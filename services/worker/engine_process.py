@@ -24,7 +24,7 @@ from services.worker.engines.make import make
 from services.worker.engines.profiling import fit_engine
 from services.worker.grammar_trial import GrammarTrial, What
 from services.worker.line import Line, framed, read
-from services.worker.runner import after
+from services.worker.runner import Steps
 from services.worker.step_runner import StepRunner
 from shared import features
 from shared.core.worker.step import Ran, Step
@@ -74,14 +74,12 @@ class EngineProcess:
     ) -> None:
         self._line, self._process, self._trial = line, process, trial
         self.facts, self.fitted, self.pid = ready.facts, ready.fitted, process.pid
-        self.stepped = asyncio.Event()
+        self.steps = Steps()
         self.watchdog = Watchdog(silent_s, process.kill)
 
     async def run(self, step: Step) -> Ran:
         predicted_s = 0.0 if step.plan is None else step.plan.predicted_s
-        ran = await self._ask(step._replace(plan=None), predicted_s)
-        self.stepped = after(self.stepped)
-        return ran
+        return self.steps.over(await self._ask(step._replace(plan=None), predicted_s))
 
     async def kv(self, call: KvCall) -> KvAnswer:
         try:

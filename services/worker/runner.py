@@ -15,7 +15,7 @@ from shared.structured import Structured
 class Runner(Protocol):
     """An engine and its processor, in a thread or in another process. Steps never overlap."""
 
-    stepped: asyncio.Event  # set as the next step ends, and then replaced
+    steps: "Steps"
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -37,10 +37,20 @@ class Runner(Protocol):
         """Why the engine never takes this format, or empty. Raises TimeoutError if unknown."""
 
 
-def after(stepped: asyncio.Event) -> asyncio.Event:
-    """A step has ended: whoever waits for it goes on. Returns the event of the next."""
-    stepped.set()
-    return asyncio.Event()
+class Steps:
+    """Tells when a step has ended. `ended` is set by the next one, and then replaced; `exec_s`: how
+    long the newest one took.
+    """
+
+    def __init__(self) -> None:
+        self.ended, self.exec_s = asyncio.Event(), 0.0
+
+    def over(self, ran: Ran) -> Ran:
+        """Such a step has ended."""
+        self.exec_s = ran.exec_s
+        self.ended.set()
+        self.ended = asyncio.Event()
+        return ran
 
 
 class ThreadRunner:
@@ -49,7 +59,7 @@ class ThreadRunner:
     fitted: ProfileFile | None = None
 
     def __init__(self, steps: StepRunner) -> None:
-        self._steps, self.stepped = steps, asyncio.Event()
+        self._steps, self.steps = steps, Steps()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     @property
@@ -57,9 +67,8 @@ class ThreadRunner:
         return self._steps.engine.facts
 
     async def run(self, step: Step) -> Ran:
-        ran = await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.run, step)
-        self.stepped = after(self.stepped)
-        return ran
+        loop = asyncio.get_running_loop()
+        return self.steps.over(await loop.run_in_executor(self._pool, self._steps.run, step))
 
     async def reset(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, self._steps.reset)

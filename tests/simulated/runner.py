@@ -4,7 +4,7 @@ import asyncio
 
 from services.worker.engine import EngineFacts
 from services.worker.engines.kv_calls import KvAnswer, KvCall
-from services.worker.runner import after
+from services.worker.runner import Steps
 from services.worker.step_runner import StepRunner
 from shared.core.worker.step import Ran, Step
 from shared.perf.profile_file import ProfileFile
@@ -19,7 +19,7 @@ class VirtualRunner:
     fitted: ProfileFile | None = None
 
     def __init__(self, steps: StepRunner) -> None:
-        self._steps, self.stepped = steps, asyncio.Event()
+        self._steps, self.steps = steps, Steps()
 
     @property
     def facts(self) -> EngineFacts:
@@ -28,8 +28,7 @@ class VirtualRunner:
     async def run(self, step: Step) -> Ran:
         ran = self._steps.run(step)
         await asyncio.sleep(ran.exec_s)
-        self.stepped = after(self.stepped)
-        return ran
+        return self.steps.over(ran)
 
     async def kv(self, call: KvCall) -> KvAnswer:
         return self._steps.kv.run(call)

@@ -11,7 +11,8 @@ from loadgen.lab.apart.runs import DISTSERVE, PACES, Job
 REPLICAS = 4
 # Requests a second at which `qoserve` together meets about 90 %, tight and loose.
 RATES = {
-    "a100-llama3-8b": {"6000:100": (5.0, 7.0), "1500:300": (10.0, 20.0), "300:600": (15.0, 25.0)}
+    "a100-llama3-8b": {"6000:100": (5.0, 7.8), "1500:300": (18.0, 31.0), "300:600": (35.5, 60.0)},
+    "a100-llama3-70b-tp4": {"6000:100": (1.5, 2.6)},
 }
 LINKS = (100.0, 25.0, 400.0)  # Gbit/s; the split is the best of those tried at the first
 SPLITS = (2, 1, 3)  # replicas that compute prompts alone, of REPLICAS
@@ -76,7 +77,9 @@ def fill(kept: Kept, jobs: Sequence[Job]) -> Cells:
         return sum(row.met for row in rows) / len(rows)
 
     first, *others = LINKS
-    found = {split: met(split, first) for split in SPLITS}
+    found: dict[int, float] = {}
+    for split in SPLITS:  # a run ends once it is worse than the best so far
+        found[split] = met(split, first, 1.0 - max(found.values(), default=0.0))
     best = max(found, key=lambda split: found[split])
     apart = {first: found[best], **{link: met(best, link) for link in others}}
     return Cells(met(0, 0.0), best, apart)

@@ -147,7 +147,7 @@ class KvMover:
         task.add_done_callback(lambda _: self._over(key, task))
 
     async def fetch(
-        self, key: str, tokens: Sequence[int], salt: bytes, address: str, timeout_s: float
+        self, key: str, tokens: Sequence[int], salt: bytes, address: str, within_s: float
     ) -> int:
         """Fetch what is not here of this text, within so many seconds and a turn of the engine.
         Returns the number of its positions that are here, from the first on. It ends when it is
@@ -155,14 +155,17 @@ class KvMover:
         """
         if self._here is None:
             return 0
-        until_s = asyncio.get_running_loop().time() + timeout_s
+        until_s = asyncio.get_running_loop().time() + within_s
         ahead = self._ahead.pop(key, None)
         if ahead is not None and ahead.fetching.address == address:
             ahead.fetching.until(until_s)
             try:
-                await asyncio.wait((ahead.task,))
+                there = await ahead.task
             finally:
                 ahead.task.cancel()
+            full = (len(tokens) - 1) // (size := self._here.facts.block_tokens) * size
+            if there >= full:
+                return full
         elif ahead is not None:
             ahead.task.cancel()
         fetching = Fetching(self._here, address, until_s)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from services.worker.kv.turns import EngineTurns
 
-PARTS = 8  # of the rows: an ask has one part at most on its way
+PARTS = 4  # of the rows: an ask has one part at most on its way
 
 
 class Ready(NamedTuple):
@@ -89,7 +89,7 @@ class Pump:
 
     async def _watch_steps(self) -> None:
         while True:
-            await self._turns.stepped.wait()
+            await self._turns.steps.ended.wait()
             for ask in self._asks:
                 ask.dry = False
             self._news.set()
@@ -111,7 +111,7 @@ class Pump:
 
     async def _take(self, wanted: Sequence[tuple[Outgoing, int, bytes]]) -> None:
         rows = [self._free.pop() for _ in wanted]
-        stepped, waited = self._turns.stepped, {ask for ask, _, _ in wanted if ask.waits}
+        stepped, waited = self._turns.steps.ended, {ask for ask, _, _ in wanted if ask.waits}
         try:
             there = await self._turns.take_out([digest for _, _, digest in wanted], rows)
         except BaseException:

@@ -138,7 +138,7 @@ class PrefixCache:
     # ------------------------------------------------------------ KV that moves
 
     def lacking(self, chain: Chain, free_blocks: int, now_s: float = 0.0) -> tuple[int, list[int]]:
-        """The number of a text's hashes that are known from the first on, and of the rest those
+        """The number of a text's hashes that are known from the first on, and those of the rest
         that are not, as far as free blocks go beyond the known ones. These become the newest.
         """
         known = [block for block in chain if block in self._owners]

@@ -31,6 +31,7 @@ from shared.schemas import (
     OfferNotReady,
     ResyncEntry,
 )
+from shared.vocabulary import Slo
 
 Declined = OfferDeclined | OfferNotReady | OfferInDoubt
 # (promised offers, offers asked about) -> the policy's answers to the latter
@@ -107,7 +108,8 @@ class OfferDesk:
         for reservation in self.reserved.values():
             self.slots.assign(reservation.offer, reservation.slot)
         answering = {(*attempt_of(r.offer), r.slot) for r in self.reserved.values()}
-        return [e for e in entries if (*attempt_of(e.offer), e.slot) not in answering]
+        begun = (e for e in entries if (*attempt_of(e.offer), e.slot) not in answering)
+        return [replace(entry, offer=as_served(entry.offer)) for entry in begun]
 
     def receive(
         self,
@@ -120,7 +122,7 @@ class OfferDesk:
         offer gets its answer with the first. `facts`: None while the worker's state is not known.
         """
         answers: list[Answer] = []
-        for offer in offers:
+        for offer in map(as_served, offers):
             self._sessions.arrives(offer, now_unix_s)
             declined, slot = self._declined.get(attempt_of(offer)), self.slots.of(offer)
             if declined is not None:
@@ -239,6 +241,16 @@ class OfferDesk:
         if len(self._declined) > DECLINES:
             self._declined.popitem(last=False)
         return [Answer(offer.key, offer.attempt, answer)] * copies
+
+
+def as_served(offer: Offer) -> Offer:
+    """The part of a request that is served here: one that goes on elsewhere owes its first token
+    and no pace. Without a TTFT it counts whole: its prompt is due so long before its last token.
+    """
+    if offer.then is None or offer.slo.ttft_s is None:
+        return offer
+    most = min(offer.max_tokens, offer.generated_tokens + 1)
+    return replace(offer, max_tokens=most, slo=Slo(ttft_s=offer.slo.ttft_s))
 
 
 def _unfit(offer: Offer, facts: Announce | None, table: RequestTable) -> Declined | None:

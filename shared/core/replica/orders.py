@@ -82,8 +82,9 @@ def write_orders(
     for slot in choice.promote:
         table.set_best_effort(slot, False)
     orders.released += choice.release
-    going = {slot for slot, _ in orders.released}
-    orders.released += [(slot, HANDED_OVER) for slot in handed_over(table) if slot not in going]
+    if table.bound:
+        going = {slot for slot, _ in orders.released} | ahead.releasing
+        orders.released += [(s, HANDED_OVER) for s in handed_over(table) if s not in going]
     going = {slot for slot, _ in orders.released}
     orders.released += [(slot, "drained") for slot in moving if slot not in going]
     for slot, _ in orders.released:
@@ -101,17 +102,8 @@ def _begun(slot: int, table: RequestTable) -> bool:
 
 
 def handed_over(table: RequestTable) -> list[int]:
-    """The slots whose prompts are computed and that are to go on elsewhere. Best-effort requests
-    stay where they are.
-    """
-    if not table.bound:
-        return []
-    rows = [(slot, int(table.row_of[slot])) for slot in sorted(table.bound)]
-    return [
-        slot
-        for slot, row in rows
-        if row < table.live and table.phase[row] == DECODE and not table.best_effort[row]
-    ]
+    """The slots whose prompts are computed and that are to go on elsewhere."""
+    return [slot for slot in sorted(table.bound) if table.phase[table.row_of[slot]] == DECODE]
 
 
 def gives_way(table: RequestTable, first: int | None) -> int | None:

@@ -1,5 +1,6 @@
 """Tests of prefill and decode apart in virtual time: KV that moves between replicas over links."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -8,6 +9,7 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.moves import Moves
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.prefix import CHAIN_TOKENS
@@ -81,29 +83,54 @@ def test_kv_that_would_come_later_than_computing_it_again_takes_is_not_waited_fo
     assert second_s - first_s < 2.2 * computing_s
 
 
+class Link:
+    """Moves, and what has come to those who wait."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.moves = Moves(self.timeline)
+        self.come: dict[RequestKey, tuple[float, int]] = {}
+
+    def wait(self, key: RequestKey, most_s: float = 100.0) -> None:
+        self.moves.wait(key, most_s, lambda n: self.come.update({key: (self.timeline.now_s, n)}))
+
+    def run(self) -> None:
+        while self.timeline.next_s < math.inf:
+            self.timeline.step()
+
+
+HASH_S = CHAIN_TOKENS * 0.001
+A, B, C, D = (RequestKey(f"tenant.{n}") for n in range(4))
+
+
 def test_kv_waits_for_its_turn_on_both_links() -> None:
-    moves, hash_s = Moves(), CHAIN_TOKENS * 0.001
-    a, b, c, d = (RequestKey(f"tenant.{n}") for n in range(4))
-    for key, source, target in ((a, "p1", "d1"), (b, "p1", "d2"), (c, "p2", "d2"), (d, "p2", "d1")):
-        moves.begin(key, ReplicaId(source), announced(target), 0)
-        moves.computed(key, ReplicaId(source), 10, 5.0)
-    ends = [moves.end(key, 100.0) for key in (a, b, c, d)]
-    assert [n for _, n in ends] == [10] * 4
-    turns = [(at_s - 5.0) / (10 * hash_s) for at_s, _ in ends]
-    # b behind a at its sender, c behind b at its receiver, d behind c at its sender
-    assert turns == pytest.approx([1, 2, 3, 4])
+    link = Link()
+    for key, source, target in ((A, "p1", "d1"), (B, "p1", "d2"), (C, "p2", "d2"), (D, "p3", "d3")):
+        link.moves.begin(key, ReplicaId(source), announced(target), 0)
+        link.moves.computed(key, ReplicaId(source), 10)
+        link.wait(key)
+    link.run()
+    assert [n for _, n in link.come.values()] == [10] * 4
+    # B behind A at its sender, C behind B at its receiver
+    turns = {key: at_s / (10 * HASH_S) for key, (at_s, _) in link.come.items()}
+    assert turns == pytest.approx({A: 1, B: 2, C: 3, D: 1})
 
 
-def test_what_has_come_in_time_counts_and_the_target_is_sent_only_what_it_lacks() -> None:
-    moves, hash_s = Moves(), CHAIN_TOKENS * 0.001
-    key, source = RequestKey("tenant.1"), ReplicaId("p1")
-    moves.begin(key, source, announced("d1"), 4)
-    moves.computed(key, source, 3, 0.0)  # known there
-    moves.computed(key, source, 6, 0.0)
-    moves.computed(key, source, 20, 0.0)
-    assert moves.under_way(key, ReplicaId("d1"))
-    assert moves.end(key, 10 * hash_s) == (10 * hash_s, 6)
-    assert not moves.under_way(key, ReplicaId("d1"))
+def test_what_has_come_in_time_counts_and_the_rest_takes_no_link_any_more() -> None:
+    link, source = Link(), ReplicaId("p1")
+    for key in (A, B):
+        link.moves.begin(key, source, announced("d1"), 4)
+    link.moves.computed(A, source, 3)  # known there
+    link.moves.computed(A, source, 6)
+    link.moves.computed(A, source, 10)
+    link.moves.computed(A, source, 100)
+    link.moves.computed(B, source, 6)
+    link.wait(A, most_s=5.0 * HASH_S)
+    link.wait(B)
+    link.run()
+    assert link.come[A] == pytest.approx((5 * HASH_S, 6))
+    assert link.come[B] == pytest.approx((8 * HASH_S, 6))  # behind what was on its way
+    assert not link.moves.under_way(A, ReplicaId("d1"))
 
 
 def announced(name: str) -> Announce:

@@ -30,12 +30,13 @@ from tests import made
 
 NOW = 1000.0
 PROMPT = 1000
+PROFILE = "a100-llama3-8b"
 
 
 def core(*held: ResyncEntry, **facts: Any) -> ReplicaCore:
     """A planner's core whose worker holds these. The first plan, with a whole prompt, has left."""
     found = ReplicaCore(
-        registry.make("fcfs", {"chunk_tokens": "4096"}), profiles.load("a100-llama3-8b"), epoch=1
+        registry.make("fcfs", {"chunk_tokens": "4096"}), profiles.load(PROFILE), epoch=1
     )
     announced = made.announce(context_tokens=10_000, kv_blocks=1000, **facts)
     found.handle(Synced(announced, 1, 1, 0, held), now_unix_s=NOW)
@@ -61,10 +62,22 @@ def test_a_request_leaves_with_the_plan_behind_the_end_of_its_prompt() -> None:
     assert plan.released_why == [HANDED_OVER] and unpack_list(plan.released) == [0]
 
 
-def test_one_that_stays_or_is_best_effort_decodes_here() -> None:
-    for held in (entry(), entry(then=ReplicaId("d"), service_class=ServiceClass.BEST_EFFORT)):
-        [plan] = plans(core(held), until=400)
-        assert not plan.released_why and unpack_list(plan.slots) == [0]
+def test_one_that_stays_decodes_here() -> None:
+    [plan] = plans(core(entry()), until=400)
+    assert not plan.released_why and unpack_list(plan.slots) == [0]
+
+
+@pytest.mark.parametrize("slo", [Slo(ttft_s=1.0, tbt_s=0.001), Slo(ttlt_s=5.0)])
+def test_a_replica_that_computes_prompts_promises_first_tokens_and_no_pace(slo: Slo) -> None:
+    """No replica keeps a pace of a millisecond; where a request goes on, that is decided anew."""
+    asked = replace(entry().offer, slo=slo, next_due_unix_s=NOW + 1.0, arrived_unix_s=NOW)
+    seen: list[int] = []
+    for then in (None, ReplicaId("d")):
+        found = ReplicaCore(registry.make("slackline", {}), profiles.load(PROFILE), epoch=1)
+        announced = made.announce(context_tokens=10_000, kv_blocks=1000)
+        found.handle(Synced(announced, 1, 1, 0, ()), now_unix_s=NOW)
+        seen.append(len(holds(found.handle(Offered([replace(asked, then=then)]), now_unix_s=NOW))))
+    assert seen == ([0, 1] if slo.tbt_s else [1, 1])
 
 
 def asked(**facts: Any) -> tuple[ReplicaCore, Hold]:

@@ -111,7 +111,7 @@ class HostKv:
         self._leaving.clear()
 
     def row(self, digest: bytes) -> Tensor | None:
-        """The KV that is kept under this hash."""
+        """The block that is kept under this hash."""
         self.flush()
         row = self._row_of.get(digest)
         return None if row is None else self._rows[row]

@@ -165,7 +165,7 @@ class Blocks:
             self._host.load(rows, [self._known[each] for each in away])
 
     def lacking(self, names: Sequence[KvName], now_s: float) -> tuple[int, Sequence[KvName]]:
-        """The number of a text's blocks that are known from the first on, and of the rest those
+        """The number of a text's blocks that are known from the first on, and those of the rest
         that are not, as far as free blocks go beyond the known ones. These become the newest.
         """
         known = [each.digest for each in names if each.digest in self._known]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import Done
+from services.worker.engine import Done, KvName
 from shared.core.worker.step import Load, Work
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from services.worker.engines.torch import draft_model  # noqa: E402
 from services.worker.engines.torch.attention.attention import Part, positions_of  # noqa: E402
 from services.worker.engines.torch.engine import TorchEngine  # noqa: E402
+from services.worker.engines.torch.prefixes import Prefix  # noqa: E402
 from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 PROMPT = [(11 * n) % 256 for n in range(42)]
@@ -126,6 +127,59 @@ def test_what_comes_back_from_the_host_is_what_was_computed(
     assert with_host[0] == without[0]
     assert (without[1:], with_host[1]) == ((0, 0.0), 4 * 32)
     assert with_host[2] > 0.0
+
+
+def take(engine: TorchEngine, text: Sequence[int]) -> tuple[list[KvName], list[memoryview]]:
+    """The blocks that the engine has of this text, and their KV. Another says their names."""
+    stranger = Prefix(4)
+    names = stranger.names(text)
+    assert engine.facts.kv is not None
+    into = [memoryview(bytearray(engine.facts.kv.block_bytes)) for _ in names]
+    there = engine.take_out([name.digest for name in names], into)
+    kept = [n for n, has in enumerate(there) if has]
+    return [names[n] for n in kept], [into[n] for n in kept]
+
+
+@pytest.mark.parametrize("host_kv_tokens", [0, 400])
+def test_kv_is_taken_out_of_the_gpu_and_of_the_host_and_told_of_where_it_comes(
+    model: Path, host_kv_tokens: int
+) -> None:
+    text = [(7 * n) % 256 for n in range(133)]  # 33 full blocks; two prefixes end in it
+    one = engine_of(model, 60, host_kv_tokens=host_kv_tokens)
+    said = [*ask(one, 0, text).tokens, *go_on(one, 0, 5)]
+    one.release(Slot(0))
+    ask(one, 0, [9] * 180)  # 45 blocks: most of the first text gives way
+    names, payloads = take(one, text)
+    assert len(names) == (33 if host_kv_tokens else 15)
+    other = engine_of(model, 100)
+    lacking = other.lacking(text, b"")
+    assert lacking.tokens == 0 and list(lacking.names)[: len(names)] == names
+    assert all(other.bring_in(names, payloads))
+    other.load(Load(Slot(0), text, 0, Sampling(temperature=0.0), 1))
+    outcome = other.execute([Work(Slot(0), len(text), True)], None)
+    marks = [name.mark for name in names if name.mark is not None]
+    assert set(marks) <= set(outcome.prefixes.kept) and len(marks) == (2 if host_kv_tokens else 0)
+    assert outcome.done[0].cached == 4 * len(names)
+    assert [*outcome.done[0].tokens, *go_on(other, 0, 5)] == said
+    other.check()
+
+
+def test_what_a_text_begins_with_does_not_give_way_to_what_comes_of_it(model: Path) -> None:
+    text = PROMPT[:41]  # ten full blocks
+    one, other = engine_of(model), engine_of(model, kv_blocks=12)
+    ask(one, 0, text)
+    names, payloads = take(one, text)
+    ask(other, 0, text[:17])  # four of them
+    other.release(Slot(0))
+    ask(other, 0, [9] * 28)  # seven: five blocks are free, of which the four are known
+    lacking = other.lacking(text, b"")
+    assert (lacking.tokens, len(lacking.names)) == (16, 1)
+    assert other.bring_in(names[4:5], payloads[4:5]) == [True]
+    assert other.lacking(text, b"") == (20, [])
+    assert other.bring_in(names[:6], payloads[:6]) == [True] * 6, "one more: the oldest gave way"
+    other.check()
+    other.release(Slot(0))
+    assert other.snapshot() == (12, [], 0, 0)
 
 
 @pytest.mark.parametrize("host_kv_tokens", [0, 200])

@@ -1,5 +1,5 @@
 """The torch engine and the simulated one keep the same books of prefixes: what a request finds,
-what is free, what is shared, and which prefix gives way.
+what is free, what is shared, which prefix gives way, and what of a text may come from elsewhere.
 """
 
 from pathlib import Path
@@ -35,6 +35,21 @@ def prompt(rng: Random, number: int) -> list[int]:
     return begin + Random(f"own {number}").choices(range(256), k=rng.randint(1, 90))
 
 
+def bring_in(rng: Random, real: TorchEngine, sim: SimEngine, text: list[int]) -> int:
+    """Bring some of what both lack of this text into both. Returns the number of blocks."""
+    wanted, same = (engine.lacking(text, b"") for engine in (real, sim))
+    assert (wanted.tokens, [name.mark for name in wanted.names]) == (
+        same.tokens,
+        [int.from_bytes(name.digest, "little") for name in same.names],
+    )
+    assert real.facts.kv is not None
+    most = rng.randint(0, len(wanted.names))
+    payloads = [memoryview(bytes(real.facts.kv.block_bytes))] * most
+    there = real.bring_in(wanted.names[:most], payloads)
+    assert there == sim.bring_in(same.names[:most], payloads) == [True] * most
+    return most
+
+
 @pytest.mark.parametrize(("seed", "host_blocks"), [(0, 0), (1, 0), (2, 3), (3, 8), (4, 40)])
 def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_blocks: int) -> None:
     rng = Random(seed)
@@ -59,7 +74,7 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_bloc
     sim = SimEngine(facts, profile, wait=None, clock=lambda: 0.0, prefix_caching=True)
     left: dict[int, int] = {}  # by slot, the tokens to compute before the next
     known: dict[int, int] = {}
-    cached = lapsed = evicted = loads = 0
+    cached = lapsed = evicted = loads = brought = 0
     for step in range(120):
         for slot in range(SLOTS):
             if slot not in left and rng.random() < 0.4:
@@ -83,6 +98,8 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_bloc
                 real.preempt(Slot(slot))
                 sim.preempt(Slot(slot))
                 left[slot] = known[slot]
+        if rng.random() < 0.3:
+            brought += bring_in(rng, real, sim, prompt(rng, rng.randrange(SLOTS * (step + 1))))
         work = []
         for slot in rng.sample(sorted(left), rng.randint(0, len(left))):
             if known[slot] < CONTEXT_TOKENS:
@@ -102,6 +119,8 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_bloc
             known[entry.slot] += len(one.tokens)
             cached += one.cached
             lapsed += not one.computed
+        # their answers differ, and so do the hashes
+        assert [len(each) for each in did.prefixes] == [len(each) for each in same.prefixes]
         free, _, shared, _ = real.snapshot()
         assert (free, shared) == (sim.snapshot().free_blocks, sim.snapshot().shared_blocks)
         evicted += free < 4
@@ -109,3 +128,4 @@ def test_both_find_the_same_and_evict_the_same(model: Path, seed: int, host_bloc
         sim.check()
     assert cached > 1000 and lapsed > 5 and evicted > 5
     assert (loads > 0) == (host_blocks > 0)
+    assert brought > 20
