@@ -12,7 +12,7 @@ from shared.vocabulary import Role
 REPLICAS = 4
 # Requests a second at which `qoserve` together meets about 90 %, tight and loose; tightest, at
 # which `slackline` meets about 80 %.
-RATES = {
+RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "a100-llama3-8b": {
         "6000:100": (5.0, 7.8, 2.5),
         "1500:300": (18.0, 31.0, 12.0),
