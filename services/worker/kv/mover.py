@@ -212,7 +212,9 @@ async def _while_there_is_an_engine(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _listen(where: str) -> tuple[socket.socket, str]:
-    """The listening socket, and the address to tell others. Raises ConfigError."""
+    """The listening socket, and the address to tell others: where it listens on all addresses, that
+    of this host's name. Raises ConfigError.
+    """
     host, colon, port = where.rpartition(":")
     host, loop = host.strip("[]"), asyncio.get_running_loop()
     try:
