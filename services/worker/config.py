@@ -62,11 +62,9 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix_caching: bool = False
     """sim: prompts that begin alike share KV, as they always do with torch and vllm."""
     kv_listen: str = ""
-    """host:port where it gives KV to other workers, which must reach it; port 0: any. For a host
-    like 0.0.0.0 they are told the address of this host's name. Empty: its KV does not move.
-    """
+    """host:port where others fetch its KV; port 0: any. Empty: KV stays."""
     kv_link_gbit_s: Annotated[float, Meta(gt=0)] = 100.0
-    """sim: the speed of the link by which KV comes."""
+    """sim: the speed at which KV comes."""
     script: str = ""
     """sim: a file of answers to give in place of pseudo words."""
     context_tokens: Count = 8192

@@ -1,6 +1,6 @@
 """The shelf of a worker: memory for KV on its way, in rows of a block each, that its engine's
-process and the workers of the same host can open. It is a memfd, so it goes with the last process
-that has it open, however that ends, and needs no room in /dev/shm.
+process and the workers of the same host can open, if they run as the same user. It is a memfd, so
+it goes with the last process that has it open, however that ends, and needs no room in /dev/shm.
 """
 
 import fcntl

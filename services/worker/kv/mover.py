@@ -29,6 +29,7 @@ AHEAD_S = 120.0  # the longest that one is on its way
 PROBES, PROBE_BYTES = 3, 16 << 20
 EVERY_ADDRESS = {"0.0.0.0", "::", "*"}
 PASSIVE = socket.AI_PASSIVE
+CLOSE_S = 2.0
 SLOWEST_S = 1.0  # for a token, that is told
 THREADS = 2  # for digests, and for reading the shelves of others
 
@@ -114,7 +115,8 @@ class KvMover:
         tasks = [*self._tasks, *(ahead.task for ahead in self._ahead.values())]
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # an engine that hangs is not waited for
+            await asyncio.wait(tasks, timeout=CLOSE_S)
         self._ahead.clear()
         if self._listening is not None:
             self._listening.close()
@@ -210,7 +212,9 @@ async def _while_there_is_an_engine(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _listen(where: str) -> tuple[socket.socket, str]:
-    """The listening socket, and the address to tell others. Raises ConfigError."""
+    """The listening socket, and the address to tell others: where it listens on all addresses, that
+    of this host's name. Raises ConfigError.
+    """
     host, colon, port = where.rpartition(":")
     host, loop = host.strip("[]"), asyncio.get_running_loop()
     try:
