@@ -39,7 +39,7 @@ HEADS = (
 
 
 class Cells(NamedTuple):
-    """What is known of a load under a policy, as fractions whose SLO was met; means of seeds."""
+    """The fractions of a load that met their SLO under a policy; means of seeds."""
 
     together: float
     prefill: int  # of the best split
