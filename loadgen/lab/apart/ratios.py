@@ -34,7 +34,7 @@ HEADS = (
     "together",
     "prefill",
     *(f"{link:g} Gbit/s" for link in sorted(LINKS)),
-    "by request",
+    *(f"by request, {link:g}" for link in sorted(LINKS[:2])),
 )
 
 
@@ -44,7 +44,7 @@ class Cells(NamedTuple):
     together: float
     prefill: int  # of the best split
     apart: dict[float, float]  # by link
-    by_request: float  # at the first link
+    by_request: dict[float, float]  # at the first two links
 
 
 def cells(
@@ -93,10 +93,12 @@ def fill(kept: Kept, jobs: Sequence[Job]) -> Cells:
         found[split] = met(split, first, max(found.values(), default=0.0))
     best = max(found, key=lambda split: found[split])
     apart = {first: found[best], **{link: met(best, link) for link in others}}
-    by_request = 0.0
+    mixed: dict[int, float] = {}
     for count in BY_REQUEST:
-        by_request = max(by_request, met(count, first, by_request, Role.BOTH))
-    return Cells(met(0, 0.0), best, apart, by_request)
+        mixed[count] = met(count, first, max(mixed.values(), default=0.0), Role.BOTH)
+    count = max(mixed, key=lambda count: mixed[count])
+    slower = met(count, others[0], 0.0, Role.BOTH)
+    return Cells(met(0, 0.0), best, apart, {first: mixed[count], others[0]: slower})
 
 
 def lines(asked: Sequence[Sequence[Job]], found: Sequence[Cells]) -> list[tuple[str, ...]]:
@@ -110,7 +112,7 @@ def lines(asked: Sequence[Sequence[Job]], found: Sequence[Cells]) -> list[tuple[
             f"{100 * cell.together:.0f}",
             f"{cell.prefill} of {job.replicas}",
             *(f"{100 * cell.apart[link]:.0f}" for link in sorted(LINKS)),
-            f"{100 * cell.by_request:.0f}",
+            *(f"{100 * cell.by_request[link]:.0f}" for link in sorted(cell.by_request)),
         )
         for (job, *_), cell in zip(asked, found, strict=True)
     ]

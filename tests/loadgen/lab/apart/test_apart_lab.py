@@ -54,13 +54,13 @@ def test_the_split_is_the_best_of_those_tried(monkeypatch: pytest.MonkeyPatch) -
     assert cell.together == pytest.approx(0.5)
     assert cell.apart == pytest.approx({25.0: 0.7, 100.0: 0.8, 400.0: 0.8})
     lines = ratios.lines(asked[:1], [cell])
-    assert cell.by_request == pytest.approx(0.9)
-    assert lines[0][-6:] == ("50", "3 of 4", "70", "80", "80", "90")
+    assert cell.by_request == pytest.approx({100.0: 0.9, 25.0: 0.8})
+    assert lines[0][-7:] == ("50", "3 of 4", "70", "80", "80", "80", "90")
 
 
 def test_the_plot_has_a_panel_for_each_policy(tmp_path: Path) -> None:
     asked = ratios.cells(["a100-llama3-8b"], ["qoserve", "slackline"], [1], 10.0)
-    cell = Cells(0.5, 1, dict.fromkeys(ratios.LINKS, 0.7), 0.8)
+    cell = Cells(0.5, 1, dict.fromkeys(ratios.LINKS, 0.7), dict.fromkeys(ratios.LINKS[:2], 0.8))
     drawn = draw(asked, [cell] * len(asked), tmp_path).read_text()
     assert "qoserve" in drawn
     assert "slackline" in drawn
