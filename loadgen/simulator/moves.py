@@ -82,7 +82,7 @@ class Moves:
             move.waits(move.there)
 
     def _go_on(self) -> None:
-        """What waits for no link and for nothing before it leaves."""
+        """Parts leave that wait for no link, and for none before them."""
         out, into, left = set(self._out), set(self._in), list[_Part]()
         for part in self._parts:
             source, target = part.move.source, part.move.target

@@ -8,7 +8,6 @@ A row in FILE is not computed again.
 
 import argparse
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from loadgen.lab.apart import figure8, ratios
 from loadgen.lab.apart.kept import Kept
 from loadgen.lab.apart.plots import draw
 from loadgen.markdown import table
+from loadgen.trials.parallel import run_all
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     kept, seeds = Kept(args.rows), args.seed or [1]
     of = ratios if args.table == "ratios" else figure8
     cells = of.cells(args.profile, args.policy, seeds, args.seconds)
-    with ProcessPoolExecutor(args.jobs) as pool:
-        found = list(pool.map(partial(of.fill, kept), cells))
+    done = dict(run_all([partial(of.fill, kept, cell) for cell in cells], args.jobs))
+    found = [done[n] for n in range(len(cells))]
     print(table(of.HEADS, of.lines(cells, found)))
     if args.plots is not None and of is ratios:
         print(draw(cells, found, args.plots))

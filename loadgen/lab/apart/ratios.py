@@ -7,15 +7,23 @@ from msgspec.structs import replace
 
 from loadgen.lab.apart.kept import Kept
 from loadgen.lab.apart.runs import DISTSERVE, PACES, Job
+from shared.vocabulary import Role
 
 REPLICAS = 4
-# Requests a second at which `qoserve` together meets about 90 %, tight and loose.
-RATES = {
-    "a100-llama3-8b": {"6000:100": (5.0, 7.8), "1500:300": (18.0, 31.0), "300:600": (35.5, 60.0)},
+# Requests a second at which `qoserve` together meets about 90 %, tight and loose; tightest, at
+# which `slackline` meets about 80 %.
+RATES: dict[str, dict[str, tuple[float, ...]]] = {
+    "a100-llama3-8b": {
+        "6000:100": (5.0, 7.8, 2.5),
+        "1500:300": (18.0, 31.0, 12.0),
+        "300:600": (35.5, 60.0, 21.0),
+    },
     "a100-llama3-70b-tp4": {"6000:100": (1.5, 2.6)},
 }
 LINKS = (100.0, 25.0, 400.0)  # Gbit/s; the split is the best of those tried at the first
-SPLITS = (2, 1, 3)  # replicas that compute prompts alone, of REPLICAS
+# Replicas that compute prompts alone, of REPLICAS: those tried.
+SPLITS = {"6000:100": (3, 2), "1500:300": (2, 3), "300:600": (1, 2)}
+BY_REQUEST = (1, 2)  # the same, where the others serve both: the router decides for each request
 POLICIES = ("slackline", "slos_serve", "qoserve", DISTSERVE)
 HEADS = (
     "profile",
@@ -26,15 +34,17 @@ HEADS = (
     "together",
     "prefill",
     *(f"{link:g} Gbit/s" for link in sorted(LINKS)),
+    *(f"by request, {link:g}" for link in sorted(LINKS[:2])),
 )
 
 
 class Cells(NamedTuple):
-    """What is known of a load under a policy, as fractions whose SLO was met; means of seeds."""
+    """The fractions of a load that met their SLO under a policy; means of seeds."""
 
     together: float
     prefill: int  # of the best split
     apart: dict[float, float]  # by link
+    by_request: dict[float, float]  # at the first two links
 
 
 def cells(
@@ -50,7 +60,7 @@ def cells(
                 policy=policy,
                 load=load,
                 tiers=pace,
-                rate_rps=rates[n],
+                rate_rps=rate_rps,
                 seconds=seconds,
                 seed=seed,
                 profile=profile,
@@ -61,28 +71,34 @@ def cells(
         for profile, loads in RATES.items()
         if profile in (profiles or RATES)
         for load, rates in loads.items()
-        for n, pace in enumerate(PACES)
+        for pace, rate_rps in zip(PACES, rates, strict=False)
         for policy in policies or POLICIES
     ]
 
 
 def fill(kept: Kept, jobs: Sequence[Job]) -> Cells:
-    def met(prefill: int, link_gbit_s: float, most_violated: float = 1.0) -> float:
-        rows = [
-            kept.row(
-                replace(job, prefill=prefill, link_gbit_s=link_gbit_s, most_violated=most_violated)
+    def met(count: int, link_gbit_s: float, least: float = 0.0, rest: Role = Role.DECODE) -> float:
+        """The part that is met; a run ends once less than `least` can be."""
+        asked = [
+            replace(
+                job, prefill=count, rest=rest, link_gbit_s=link_gbit_s, most_violated=1.0 - least
             )
             for job in jobs
         ]
-        return sum(row.met for row in rows) / len(rows)
+        return sum(kept.row(job).met for job in asked) / len(asked)
 
     first, *others = LINKS
     found: dict[int, float] = {}
-    for split in SPLITS:  # a run ends once it is worse than the best so far
-        found[split] = met(split, first, 1.0 - max(found.values(), default=0.0))
+    for split in SPLITS[jobs[0].load]:
+        found[split] = met(split, first, max(found.values(), default=0.0))
     best = max(found, key=lambda split: found[split])
     apart = {first: found[best], **{link: met(best, link) for link in others}}
-    return Cells(met(0, 0.0), best, apart)
+    mixed: dict[int, float] = {}
+    for count in BY_REQUEST:
+        mixed[count] = met(count, first, max(mixed.values(), default=0.0), Role.BOTH)
+    count = max(mixed, key=lambda count: mixed[count])
+    slower = met(count, others[0], 0.0, Role.BOTH)
+    return Cells(met(0, 0.0), best, apart, {first: mixed[count], others[0]: slower})
 
 
 def lines(asked: Sequence[Sequence[Job]], found: Sequence[Cells]) -> list[tuple[str, ...]]:
@@ -96,6 +112,7 @@ def lines(asked: Sequence[Sequence[Job]], found: Sequence[Cells]) -> list[tuple[
             f"{100 * cell.together:.0f}",
             f"{cell.prefill} of {job.replicas}",
             *(f"{100 * cell.apart[link]:.0f}" for link in sorted(LINKS)),
+            *(f"{100 * cell.by_request[link]:.0f}" for link in sorted(cell.by_request)),
         )
         for (job, *_), cell in zip(asked, found, strict=True)
     ]

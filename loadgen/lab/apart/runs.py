@@ -19,7 +19,11 @@ from shared.rules.tiers import QOSERVE_3, Tier, TierSet
 from shared.vocabulary import Role, Slo
 
 CONTEXT_TOKENS = 18_432  # as of the papers' runs
-PACES = {"tight": Slo(ttft_s=1.5, tbt_s=0.025), "loose": Slo(ttft_s=3.0, tbt_s=0.1)}
+PACES = {
+    "tight": Slo(ttft_s=1.5, tbt_s=0.025),
+    "loose": Slo(ttft_s=3.0, tbt_s=0.1),
+    "tightest": Slo(ttft_s=1.0, tbt_s=0.016),  # a pass of decodes takes most of that
+}
 # Prefill first-come first-served in whole prompts, decode first-come. Together it is vLLM as that
 # was when DistServe came.
 DISTSERVE = "DistServe"
@@ -46,8 +50,8 @@ class Ratio(NamedTuple):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`prefill`: so many of the replicas compute prompts alone, the others outputs; 0: together.
-    `load`: PROMPT:OUTPUT, or a workload. `tiers`: a pace of PACES, or QoServe's.
+    """`prefill`: so many of the replicas compute prompts only, the others have the role `rest`; 0:
+    together. `load`: PROMPT:OUTPUT, or a workload. `tiers`: a pace of PACES, or QoServe's.
     """
 
     policy: str
@@ -59,6 +63,7 @@ class Job(Struct, frozen=True, kw_only=True):
     profile: str
     replicas: int
     prefill: int = 0
+    rest: Role = Role.DECODE
     link_gbit_s: float = 0.0
     settings: tuple[tuple[str, str], ...] = ()  # beside SETTINGS
     first_token_only: bool = False
@@ -102,7 +107,7 @@ def run(job: Job) -> Row:
         policy = "fcfs" if job.prefill else "vllm"
     arrivals = draw_arrivals(Gaps(), job.rate_rps, job.seconds, job.seed, ((1.0, 1.0),))
     requests = plan_requests(arrivals, lengths_of(job), tiers, job.seed)
-    roles = [Role.PREFILL] * job.prefill + [Role.DECODE] * (job.prefill > 0)
+    roles = [Role.PREFILL] * job.prefill + [job.rest] * (job.prefill > 0)
     deployment = Deployment(
         policy,
         job.profile,

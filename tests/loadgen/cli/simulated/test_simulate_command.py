@@ -179,3 +179,28 @@ def test_a_trace_of_lengths_needs_a_rate(
     assert printed(capsys, *trace, "--rate", "3")["finished"] > 0
     assert "--rate is needed" in refused(capsys, *trace)
     assert "has no arrival times" in refused(capsys, *trace, "--arrivals", "trace")
+
+
+def test_prefill_and_decode_apart_are_named_with_their_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    apart = of_line("--roles prefill,decode --replicas 2 --link 100 --duration 3")
+    figures = printed(capsys, *COMMON, *apart)
+    assert (figures["roles"], figures["link_gbit_s"]) == (["prefill", "decode"], 100.0)
+    assert main([*COMMON, *apart]) == 0
+    assert "2 replicas (prefill, decode, 100 Gbit/s)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--roles prefil,decode --replicas 2 --link 100", "a role is both, prefill"),
+        ("--roles prefill,decode --replicas 2", "need a link"),
+        ("--roles prefill,decode --link 100", "more roles than replicas"),
+        ("--link 0", "--link must be above 0"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused(
+    options: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, *COMMON, *of_line(options))

@@ -9,6 +9,7 @@ from loadgen.lab.apart import figure8, ratios, runs
 from loadgen.lab.apart.kept import Kept
 from loadgen.lab.apart.plots import draw
 from loadgen.lab.apart.ratios import Cells
+from shared.vocabulary import Role
 
 JOB = runs.Job(
     policy=runs.DISTSERVE,
@@ -43,21 +44,23 @@ def test_requests_end_with_their_first_token_on_a_prefill_node_alone() -> None:
 def test_the_split_is_the_best_of_those_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     class Known:
         def row(self, job: runs.Job) -> runs.Row:
-            met = {0: 0.5, 1: 0.8, 2: 0.6, 3: 0.7}[job.prefill] - (job.link_gbit_s == 25.0) / 10
+            met = {0: 0.5, 1: 0.3, 2: 0.6, 3: 0.8}[job.prefill] - (job.link_gbit_s == 25.0) / 10
+            met += 0.3 * (job.rest is Role.BOTH)
             return runs.Row(job=job, met=met, ttft_p99_s=1.0, gap_p99_s=0.1)
 
     asked = ratios.cells(["a100-llama3-8b"], ["qoserve"], [1, 2], 10.0)
     cell = ratios.fill(Known(), asked[0])  # type: ignore[arg-type]
-    assert cell.prefill == 1
+    assert cell.prefill == 3
     assert cell.together == pytest.approx(0.5)
     assert cell.apart == pytest.approx({25.0: 0.7, 100.0: 0.8, 400.0: 0.8})
     lines = ratios.lines(asked[:1], [cell])
-    assert lines[0][-5:] == ("50", "1 of 4", "70", "80", "80")
+    assert cell.by_request == pytest.approx({100.0: 0.9, 25.0: 0.8})
+    assert lines[0][-7:] == ("50", "3 of 4", "70", "80", "80", "80", "90")
 
 
 def test_the_plot_has_a_panel_for_each_policy(tmp_path: Path) -> None:
     asked = ratios.cells(["a100-llama3-8b"], ["qoserve", "slackline"], [1], 10.0)
-    cell = Cells(0.5, 1, dict.fromkeys(ratios.LINKS, 0.7))
+    cell = Cells(0.5, 1, dict.fromkeys(ratios.LINKS, 0.7), dict.fromkeys(ratios.LINKS[:2], 0.8))
     drawn = draw(asked, [cell] * len(asked), tmp_path).read_text()
     assert "qoserve" in drawn
     assert "slackline" in drawn

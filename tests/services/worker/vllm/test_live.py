@@ -18,9 +18,9 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.columns import unpack_list
 from shared.schemas import GenerateRequest, PlanAck, Sampling
-from shared.vocabulary import ReplicaId
+from shared.vocabulary import ReplicaId, Slo
 from tests.fleet.documents import check_found
-from tests.fleet.live import ask, check, client_of, draw_requests, under_load, until_idle
+from tests.fleet.live import WAIT_S, ask, check, client_of, draw_requests, under_load, until_idle
 from tests.services.worker.vllm.adapter import write_adapter
 from tests.services.worker.vllm.conftest import DRAFT, OURS
 
@@ -173,3 +173,38 @@ async def test_what_is_found_of_prompts_is_what_the_simulator_says() -> None:
     )
     # its blocks give way in an order of its own
     await check_found(spec, kv_blocks=128, block_tokens=BLOCK_TOKENS, points=4.0)
+
+
+async def test_what_one_computes_another_goes_on_with_and_says_the_same(case: Any) -> None:
+    known = case("ours")
+    spec = FleetSpec(
+        replicas=2,
+        roles=("prefill", "decode"),
+        engine="vllm",
+        model=str(OURS),
+        profile="cpu-tiny",
+        vllm={"max_model_len": 2048},
+        drain_s=2.0,
+    )
+    acks: list[PlanAck] = []
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, _):
+        await bus.subscribe(
+            subjects.acked(ReplicaId("r2")), PlanAck, lambda ack, _: acks.append(ack)
+        )
+        whole_blocks = 0
+        for n in known.firm[:8]:
+            prompt, output = known.prompts[n], known.outputs[n]
+            request = GenerateRequest(
+                request_id=uuid4().hex,
+                token_ids=prompt,
+                sampling=Sampling(max_tokens=len(output), temperature=0.0, ignore_eos=True),
+                slo=Slo(ttft_s=WAIT_S, tbt_s=5.0),
+            )
+            delivered = await ask(client, request)
+            assert delivered.tokens == output
+            assert delivered.verdict is not None
+            assert (delivered.verdict.replica, delivered.verdict.attempts) == ("r2", 2)
+            whole_blocks += len(prompt) // BLOCK_TOKENS
+        await until_idle(bus, fleet.replicas)
+    found = sum(sum(unpack_list(ack.cached)) for ack in acks if ack.slots)
+    assert 0 < found <= whole_blocks * BLOCK_TOKENS
