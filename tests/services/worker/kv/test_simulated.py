@@ -9,10 +9,11 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.make import make
 from services.worker.engines.sim.engine import SimEngine
 from services.worker.kv.mover import KvMover
+from services.worker.kv.server import MOST_CONNECTIONS
 from services.worker.runner import ThreadRunner
 from services.worker.step_runner import StepRunner
 from shared.errors import ConfigError
-from tests.services.worker.kv.sides import WITHIN_S, side
+from tests.services.worker.kv.sides import WITHIN_S, side, until
 
 TEXT = [n % 250 for n in range(1000)]
 FULL = 960  # 15 stretches of 64 tokens
@@ -50,6 +51,23 @@ async def test_blocks_of_a_simulated_prompt_come_while_it_is_computed() -> None:
                 await asyncio.sleep(0.005)
         await a.work(0, 500, True)
         assert await b.mover.fetch("k", [*TEXT, 1], b"", a.mover.address, WITHIN_S) == FULL
+
+
+async def test_whoever_holds_all_connections_keeps_others_out_only_as_long() -> None:
+    async with side("a", engine()) as a, side("b", engine(kv_link_gbit_s=100.0)) as b:
+        await a.prompt(0, TEXT)
+        host, _, port = a.mover.address.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_CONNECTIONS)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(WITHIN_S):
+            assert await reader.read() == b"", "one too many"
+        for _, each in (*silent, (reader, writer)):
+            each.close()
+
+        async def comes() -> bool:
+            return await b.mover.fetch("k", TEXT, b"", a.mover.address, WITHIN_S) == FULL
+
+        await until(comes)
 
 
 async def test_engines_of_other_models_have_nothing_for_each_other() -> None:
