@@ -325,8 +325,8 @@ class VirtualReplica:
         )
         if self._accounts is not None:
             self._accounts.done(ack)
-        for slot, hashes in self.worker.prefixes.computed():
-            self._store.computed(self, self.worker.key_of(slot), hashes)
+        for key, hashes in self.worker.prefixes.computed():
+            self._store.computed(self, key, hashes)
         self._stored(ack, self._told(overs))
         self._go_on()
 

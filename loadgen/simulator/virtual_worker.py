@@ -45,7 +45,7 @@ from shared.schemas import (
     Resume,
     Selection,
 )
-from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+from shared.vocabulary import HANDED_OVER, FinishReason, ServiceClass
 
 NEVER = 1 << 30  # tokens: longer than any output
 
@@ -99,14 +99,15 @@ class VirtualWorker:
         receives those to come. `chain`: of its prompt and its output; one without shares nothing.
         """
         assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot}"
-        measure = record.resume.measure
+        measure, sampling = record.resume.measure, body.sampling
         made = measure.tokens
         assert made == len(times)
-        sampling = body.sampling
         room = self._announce.context_tokens - record.prompt_tokens
-        left, reason = min(sampling.max_tokens, room) - made, FinishReason.LENGTH
+        left, reason = min(sampling.max_tokens, room) - made, FinishReason.LENGTH.value
         if sampling.output_tokens is not None and sampling.output_tokens - made <= left:
-            left, reason = sampling.output_tokens - made, FinishReason.STOP
+            left, reason = sampling.output_tokens - made, FinishReason.STOP.value
+        if record.then is not None and left > 1:
+            left, reason = 1, HANDED_OVER
         slot = hold.slot
         self._requests[slot] = HeldRequest(
             record, times, reason, record.service_class, record.relegated, measure.thinking_tokens
@@ -128,9 +129,6 @@ class VirtualWorker:
         self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
         self.prefixes.hold(slot, chain, record, hold.keep_s)
-
-    def key_of(self, slot: int) -> RequestKey:
-        return self._requests[slot].record.key
 
     def plan(self, plan: BatchPlan) -> None:
         assert plan.seq == self._next_seq, f"plan {plan.seq} came for {self._next_seq}"
@@ -356,7 +354,7 @@ class VirtualWorker:
             self.counters.exec_s += exec_s
             self.counters.idle_s += idle_s
             complete, answering = self._advance(running, emitted, drafted, ended_unix_s)
-            ended = [(slot, self._requests[slot].reason.value) for slot in complete]
+            ended = [(slot, self._requests[slot].reason) for slot in complete]
         ended += sorted(running.ending)
         shared_blocks, tokens, cached = self.prefixes.shared_blocks, running.tokens, b""
         found, loaded_s = running.found, 0.0
@@ -452,17 +450,16 @@ class VirtualWorker:
         record = request.record
         if record.slo.thinks and request.thinking_tokens is None:
             self._thinking[slot], self._thinkers = NEVER, self._thinkers - 1
-        replica, address, had = self._announce.replica, self._announce.kv_address, request.had
+        address, had = self._announce.kv_address, request.had or int(self._computed[slot])
         goes_on = address and had and why not in FINAL
         cached_tokens = self.prefixes.leave(slot)
         self._here[slot], self._emit[slot] = False, _no_request
-        measure = measured(
-            request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
-        )
+        made = request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
+        measure = measured(*made)
         return AttemptOver(
             key=record.key,
             attempt=record.attempt,
-            replica=replica,
+            replica=self._announce.replica,
             incarnation=self._announce.incarnation,
             why=why,
             relegated=request.relegated or why == "relegated",
@@ -470,7 +467,9 @@ class VirtualWorker:
             resume=Resume(
                 tokens=bytes(4 * measure.tokens), measure=measure, cached_tokens=cached_tokens
             ),
-            kv=KvAt(replica=replica, address=address, tokens=had) if goes_on else None,
+            kv=KvAt(replica=self._announce.replica, address=address, tokens=had)
+            if goes_on
+            else None,
         )
 
     def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:

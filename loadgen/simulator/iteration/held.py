@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 
 from shared.schemas import Record
-from shared.vocabulary import FinishReason, ServiceClass
+from shared.vocabulary import ServiceClass
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class HeldRequest:
 
     record: Record
     times: "array[float]"
-    reason: FinishReason  # of its end, once all of its output is made
+    reason: str  # of its end, once all of its output is made here
     service_class: ServiceClass
     relegated: bool
     thinking_tokens: int | None  # as in Measure

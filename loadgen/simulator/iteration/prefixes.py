@@ -10,6 +10,7 @@ from shared.core.prefixes.cache import Entry, Kept, PrefixCache
 from shared.policy.seam import Bools
 from shared.prefix import CHAIN_TOKENS, IS_PLACE, Chain, Changed
 from shared.schemas import Announce, Record
+from shared.vocabulary import RequestKey
 
 
 class Prefixes:
@@ -24,8 +25,10 @@ class Prefixes:
         self._leaving: list[Kept] = []  # an engine forgets requests before its next iteration
         # what must be computed before its next token is not all in the books
         self._unnamed: Bools = np.zeros(len(computed), dtype=np.bool_)
-        # by the slots whose requests go on elsewhere: the hashes computed at the last look
-        self._bound: dict[int, int] = {}
+        # the requests that go on elsewhere, by slot, with the hashes computed at the last look, and
+        # those that have left since then
+        self._bound: dict[int, tuple[RequestKey, int]] = {}
+        self._left: list[tuple[RequestKey, int]] = []
         self._saved: dict[int, int] = {}  # tokens found when a prompt was first computed
         self._top = 0  # no slot from here on was ever used
 
@@ -54,19 +57,21 @@ class Prefixes:
         """Some of these slots have a request that goes on elsewhere."""
         return bool(self._bound) and not self._bound.keys().isdisjoint(slots.tolist())
 
-    def computed(self) -> list[tuple[int, int]]:
-        """The slots whose requests go on elsewhere and of which more is computed than at the last
-        call, each with the hashes of it that are.
+    def computed(self) -> list[tuple[RequestKey, int]]:
+        """The requests that go on elsewhere and of which more is computed than at the last call,
+        each with the hashes of it that are.
         """
-        new = [(slot, self._kept[slot].named) for slot in self._bound]
-        new = [(slot, hashes) for slot, hashes in new if hashes > self._bound[slot]]
-        self._bound.update(new)
-        return new
+        found, self._left = self._left, []
+        for slot, (key, told) in self._bound.items():
+            if (hashes := self._kept[slot].named) > told:
+                self._bound[slot] = key, hashes
+                found.append((key, hashes))
+        return found
 
     def hold(self, slot: int, chain: Chain, record: Record, keep_s: float) -> None:
         self._top, resume = max(self._top, slot + 1), record.resume
         if record.then is not None and chain:
-            self._bound[slot] = 0
+            self._bound[slot] = record.key, 0
         if resume.begun:
             self._saved[slot] = resume.cached_tokens
         if chain:
@@ -85,10 +90,11 @@ class Prefixes:
         """The request is over; its KV is free before the next iteration. Returns how much of its
         prompt was found when that was first computed.
         """
-        self._bound.pop(slot, None)
-        kept = self._kept.pop(slot, None)
+        bound, kept = self._bound.pop(slot, None), self._kept.pop(slot, None)
         if kept is not None:
             self._cache.name(kept, int(self._computed[slot]))
+            if bound is not None:
+                self._left.append((bound[0], kept.named))
             self._leaving.append(kept)
             self._unnamed[slot] = False
         self._computed[slot] = 0

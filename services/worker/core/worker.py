@@ -41,7 +41,7 @@ from shared.schemas import (
     Sampling,
     Snapshot,
 )
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import HANDED_OVER, FinishReason, ReplicaId, RequestKey, ServiceClass
 
 NO_BODY = Body(prompt=b"", sampling=Sampling())
 KEPT_LIMIT = 1 << 15  # hashes of prefixes in a report: 256 KiB
@@ -408,6 +408,8 @@ class WorkerCore:
                 late.append((work.slot, *found))
             if did.finish is not None:
                 ending.append((request, did))
+            elif request.record.then is not None:
+                self._holdings.end_later(request, HANDED_OVER)
         self._note_orders(step.plan, started_unix_s)
         self._accounting.ran([work.slot for work in step.work], chunks, spent)
         self._accounting.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)

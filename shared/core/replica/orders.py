@@ -11,10 +11,10 @@ from shared.columns import pack
 from shared.core.replica.in_flight import InFlightPlan
 from shared.core.replica.prediction import Prediction
 from shared.core.replica.request_table import RequestTable
-from shared.core.replica.table_rows import DECODE, WAITING
+from shared.core.replica.table_rows import WAITING
 from shared.policy.seam import Choice
 from shared.schemas import Announce, BatchPlan
-from shared.vocabulary import HANDED_OVER, FinishReason
+from shared.vocabulary import FinishReason
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def write_orders(
     hand_back: bool,
 ) -> Orders:
     """Write a choice's orders, and the release of expired and of moving requests, into the request
-    table. What is to decode elsewhere is handed over.
+    table.
 
     `hand_back`: a relegated request that has not begun leaves for the relegation service.
     """
@@ -82,9 +82,6 @@ def write_orders(
     for slot in choice.promote:
         table.set_best_effort(slot, False)
     orders.released += choice.release
-    if table.bound:
-        going = {slot for slot, _ in orders.released} | ahead.releasing
-        orders.released += [(s, HANDED_OVER) for s in handed_over(table) if s not in going]
     going = {slot for slot, _ in orders.released}
     orders.released += [(slot, "drained") for slot in moving if slot not in going]
     for slot, _ in orders.released:
@@ -99,11 +96,6 @@ def _begun(slot: int, table: RequestTable) -> bool:
     row = table.row_of[slot]
     made_here = table.generated_tokens[row] > table.offers[slot].generated_tokens
     return bool(table.phase[row] != WAITING or made_here)
-
-
-def handed_over(table: RequestTable) -> list[int]:
-    """The slots whose prompts are computed and that are to go on elsewhere."""
-    return [slot for slot in sorted(table.bound) if table.phase[table.row_of[slot]] == DECODE]
 
 
 def gives_way(table: RequestTable, first: int | None) -> int | None:

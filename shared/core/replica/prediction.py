@@ -291,7 +291,6 @@ class Prediction:
         if table.used == table.live:
             return False
         slots = set(table.slot[table.live : table.used].tolist())
-        slots -= table.bound - self.releasing  # they are given up next
         if self.flights:
             slots -= self.releasing
         for flight in self.flights:

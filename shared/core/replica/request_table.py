@@ -46,7 +46,6 @@ class RequestTable(TableRows):
         # when the newest acked token of each slot came; the view's column has tokens in flight, too
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
-        self.bound: set[int] = set()  # slots that are to go on elsewhere
         self.brought: dict[int, int] = {}  # by slot: positions whose KV came from another replica
         self.applications: list[str] = []
         self._application_index: dict[str, int] = {}
@@ -110,8 +109,6 @@ class RequestTable(TableRows):
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
         self.offloaded[row] = offer.left == "offloaded"
         self.offers[slot] = offer
-        if offer.then is not None:
-            self.bound.add(slot)
         if offer.kv_tokens and not computed_tokens:
             self.brought[slot] = offer.kv_tokens
         self.row_of[slot] = row
@@ -171,7 +168,6 @@ class RequestTable(TableRows):
         self.used -= 1
         self._swap(int(self.row_of[slot]), self.used)
         self.row_of[slot] = -1
-        self.bound.discard(slot)
         self.brought.pop(slot, None)
         return self.offers.pop(slot)
 

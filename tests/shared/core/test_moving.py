@@ -57,14 +57,10 @@ def plans(core: ReplicaCore, until: int) -> list[BatchPlan]:
     return found
 
 
-def test_a_request_leaves_with_the_plan_behind_the_end_of_its_prompt() -> None:
-    [plan] = plans(core(entry(then=ReplicaId("d"))), until=400)
-    assert plan.released_why == [HANDED_OVER] and unpack_list(plan.released) == [0]
-
-
-def test_one_that_stays_decodes_here() -> None:
+def test_a_request_that_goes_on_elsewhere_is_planned_until_its_first_token() -> None:
+    assert plans(core(entry(then=ReplicaId("d"))), until=400) == []
     [plan] = plans(core(entry()), until=400)
-    assert not plan.released_why and unpack_list(plan.slots) == [0]
+    assert unpack_list(plan.slots) == [0] and unpack_list(plan.caps) == [1]
 
 
 @pytest.mark.parametrize("slo", [Slo(ttft_s=1.0, tbt_s=0.001), Slo(ttlt_s=5.0)])
