@@ -168,6 +168,12 @@ class Around:
     def token_times(self, key: RequestKey) -> "array[float]":
         return self.times[key]
 
+    def computed(self, replica: VirtualReplica, key: RequestKey, hashes: int) -> None:
+        raise AssertionError("nothing goes on elsewhere")
+
+    def fetch(self, replica: VirtualReplica, hold: Hold, then: Callable[[Hold, int], None]) -> None:
+        then(hold, 0)
+
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
         self.overs.append((over.key, over.why, over.resume.measure))
 
