@@ -16,9 +16,8 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "a100-llama3-8b": {
         "6000:100": (5.0, 7.8, 2.5),
         "1500:300": (18.0, 31.0, 12.0),
-        "300:600": (35.5, 60.0, 21.0),
-    },
-    "a100-llama3-70b-tp4": {"6000:100": (1.5, 2.6)},
+        "300:600": (35.5,),
+    }
 }
 LINKS = (100.0, 25.0, 400.0)  # Gbit/s; the split is the best of those tried at the first
 # Replicas that compute prompts alone, of REPLICAS: those tried.
