@@ -14,6 +14,7 @@ def draw(asked: Sequence[Sequence[Job]], found: Sequence[Cells], folder: Path) -
     figure, panels = new_figure(
         len(policies), 1, "Prefill and decode together and apart", "SLOs met, %; simulated"
     )
+    figure.set_size_inches(10.0, 2.2 * len(policies))
     links = sorted(LINKS)
     for axes, policy in zip(panels, policies, strict=True):
         of = [(job, cell) for job, cell in zip(jobs, found, strict=True) if job.policy == policy]
