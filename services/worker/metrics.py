@@ -67,10 +67,11 @@ class WorkerMetrics:
         self._requests = self._gauge(names.HELD_REQUESTS, "Requests held.")
         self._free = self._gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.")
         self._fetched = self._counter(
-            names.KV_FETCHED, "Positions of requests whose KV came from other replicas."
+            names.KV_FETCHED,
+            "Positions of requests from other replicas that are not computed again.",
         )
         self._fetching = self._counter(
-            names.KV_FETCH_TIME, "Seconds for which holds waited for such KV."
+            names.KV_FETCH_TIME, "Seconds for which holds waited for KV of other replicas."
         )
         self._usage = self._gauge(
             names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1."

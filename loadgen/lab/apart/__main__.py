@@ -1,4 +1,4 @@
-"""Prefill and decode apart beside together, on the same GPUs: prints docs/laboratory.md's tables.
+"""Prefill and decode apart beside together, on the same GPUs: prints docs/apart.md's table.
 
     python -m loadgen.lab.apart ratios --rows FILE [--profile P] [--replicas N] [--plots docs]
     python -m loadgen.lab.apart figure8 --rows FILE

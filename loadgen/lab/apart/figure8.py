@@ -17,9 +17,10 @@ LINK_GBIT_S = 100.0
 PRECISION = 0.06
 # Published for prefill nodes of Llama3-8B on A100s; the first rates tried.
 PUBLISHED = {"fcfs": 5.7, "edf": 6.8, "qoserve": 7.3}
-PROFILES = {"a100-llama3-8b-qoserve": 1.0, "h100-llama3-70b-tp4": 0.6}  # first rates, of those
+# By profile: the first rates tried, as parts of these.
+PROFILES = {"a100-llama3-8b-qoserve": 1.0, "h100-llama3-70b-tp4": 0.6}
 DECODE = 3  # replicas behind each that computes prompts
-HEADS = ("profile", "policy", "prefill alone, requests/s", "whole, requests/s", "published")
+HEADS = ("profile", "policy", "first tokens only, requests/s", "whole, requests/s", "published")
 
 
 class Carried(NamedTuple):

@@ -20,9 +20,9 @@ from shared.vocabulary import Role, Slo
 
 CONTEXT_TOKENS = 18_432  # as of the papers' runs
 PACES = {
-    "tight": Slo(ttft_s=1.5, tbt_s=0.025),
-    "loose": Slo(ttft_s=3.0, tbt_s=0.1),
-    "tightest": Slo(ttft_s=1.0, tbt_s=0.016),  # a pass of decodes takes most of that
+    "25 ms": Slo(ttft_s=1.5, tbt_s=0.025),
+    "100 ms": Slo(ttft_s=3.0, tbt_s=0.1),
+    "16 ms": Slo(ttft_s=1.0, tbt_s=0.016),  # a pass of decodes takes most of that
 }
 # Prefill first-come first-served in whole prompts, decode first-come. Together it is vLLM as that
 # was when DistServe came.
@@ -78,7 +78,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class FirstTokens(NamedTuple):
-    """Requests that end with their first token, as on a prefill node alone."""
+    """Requests that end with their first token."""
 
     source: LengthSource
 

@@ -41,7 +41,7 @@ ALL = TierSet(name="all", default="all", tiers={"all": Tier(slo=Slo(ttft_s=1.0))
 
 class Load(Struct, frozen=True, kw_only=True):
     """`times`: the trace's arrivals come so many times as fast. `prefill`: so many replicas compute
-    prompts alone and the others outputs alone, over links of `link_gbit_s`; 0: each does both.
+    prompts only and the others outputs only, over links of `link_gbit_s`; 0: each does both.
     """
 
     replicas: int

@@ -57,8 +57,8 @@ class Mover(Protocol):
 
 class Holds:
     """`taken` is called with each hold that the core has answered yes to, its record, and how many
-    requests were held before; `fetched` with the positions whose KV has come for a hold, and the
-    seconds that it waited.
+    requests were held before; `fetched` with the positions whose KV is here after a hold has waited
+    for it, and the seconds that it waited.
     """
 
     def __init__(
@@ -106,9 +106,12 @@ class Holds:
             else:
                 if (wanted := body.sampling.structured) is not None:
                     refused = await self._runner.refusal(wanted)
-                kv_tokens = await self._fetch(hold, stored.record, body)
-                if kv_tokens and (again := await self._records.get(hold.key)) is not None:
-                    stored = again  # the client may have cancelled it meanwhile
+                at = stored.record.kv
+                if self._mover is not None and at is not None and at.tokens:
+                    text = _text(stored.record, body)
+                    kv_tokens = await self._fetch(self._mover, at.address, hold, *text)
+                    # the client may have cancelled it meanwhile
+                    stored = await self._records.get(hold.key) or stored
         except (BusError, PeerError, TimeoutError) as error:
             await call.reply(self._core.decline(hold, str(error)))
             return
@@ -149,14 +152,16 @@ class Holds:
 
     # ------------------------------------------------------------ KV of other replicas
 
-    async def _fetch(self, hold: Hold, record: Record, body: Body) -> int:
-        """KV that has come ahead counts, even where it is not worth the time to wait for more."""
-        if self._mover is None or record.kv is None or not record.kv.tokens:
-            return 0
-        text, began = _text(record, body), self._clock.unix_s()
-        tokens = await self._mover.fetch(hold.key, *text, record.kv.address, hold.fetch_s)
-        self._fetched(tokens, self._clock.unix_s() - began)
-        return tokens
+    async def _fetch(
+        self, mover: Mover, address: str, hold: Hold, tokens: Sequence[int], salt: bytes
+    ) -> int:
+        """Returns how many positions of the text are here. KV that has come ahead counts, even if
+        more is not worth the time to wait for it.
+        """
+        began = self._clock.unix_s()
+        here = await mover.fetch(hold.key, tokens, salt, address, hold.fetch_s)
+        self._fetched(here, self._clock.unix_s() - began)
+        return here
 
     async def _ahead(self, key: RequestKey) -> None:
         """The prompt is being computed at the replica that the record names, and goes on here."""

@@ -24,6 +24,8 @@ class _Sum:
 
 
 class Coming:
+    """Counts them, by the replica that they come to, until their first tokens are due."""
+
     def __init__(self) -> None:
         self._coming: dict[RequestKey, tuple[ReplicaId, int]] = {}  # where to, and its tokens
         self._sums: dict[ReplicaId, _Sum] = {}

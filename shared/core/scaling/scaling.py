@@ -80,7 +80,7 @@ class ScalingCore:
 
     def announced(self, announce: Announce) -> None:
         """A worker lives; all of a model are taken to be as fast as the last one heard."""
-        self._move_s = announce.kv_move_s * announce.pace
+        self._move_s = announce.kv_move_s
         if announce.role is Role.AUTO and not announce.draining:
             self._auto.add(announce.replica)
         else:

@@ -30,7 +30,7 @@ class Prefix:
         """Lets an empty `place` begin with known blocks. Returns how many positions they hold; 0
         where that takes more than `spare` free blocks. At least one token is left to compute.
         """
-        found = blocks.find(self._of(tokens, len(tokens) - 1))
+        found = blocks.find(self.hashes(tokens, len(tokens) - 1))
         if blocks.claims(found) > spare:
             return 0
         blocks.share(place, found)
@@ -42,7 +42,7 @@ class Prefix:
         full = computed // self._block_tokens
         if full == self._named:
             return
-        hashes = self._of(tokens, computed)
+        hashes = self.hashes(tokens, computed)
         if full * self._block_tokens // CHAIN_TOKENS > len(self._chain):
             extend(self._chain, tokens[:computed], self.salt)
         for number in range(self._named, full):
@@ -51,7 +51,7 @@ class Prefix:
 
     def names(self, tokens: Sequence[int]) -> list[KvName]:
         """The names of the full blocks of these tokens, all of them."""
-        hashes = self._of(tokens, len(tokens))
+        hashes = self.hashes(tokens, len(tokens))
         extend(self._chain, tokens, self.salt)
         return [KvName(each, self._mark(number)) for number, each in enumerate(hashes, 1)]
 
@@ -64,7 +64,7 @@ class Prefix:
         """The place is a new one. The text, and its hashes, are the same."""
         self._named = 0
 
-    def _of(self, tokens: Sequence[int], upto: int) -> list[bytes]:
+    def hashes(self, tokens: Sequence[int], upto: int) -> list[bytes]:
         """The hashes of the full blocks of the first `upto` tokens."""
         size, full = self._block_tokens, upto // self._block_tokens
         first = len(self._hashes)

@@ -31,8 +31,8 @@ def namer(block_tokens: int) -> Callable[[Request], list[bytes]]:
             return []
         # each name goes on from the one before, the first from the salt
         before = named[-1] if named else bytes.fromhex(request.cache_salt or "")
-        new = Prefix(block_tokens, before).names(request.all_token_ids[first:])
-        return [name.digest for name in new]
+        new = request.all_token_ids[first:]
+        return Prefix(block_tokens, before).hashes(new, len(new))
 
     return names
 

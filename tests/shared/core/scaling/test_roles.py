@@ -38,11 +38,13 @@ def test_no_replica_has_more_to_do_than_together(
         assert move_s / (replicas - count) < together
 
 
-def roles(load: Load, role: Role, tbt_s: float) -> list[tuple[ReplicaId, ...]]:
+def roles(
+    load: Load, role: Role, tbt_s: float, kv_move_s: float = 1e-6, pace: float = 1.0
+) -> list[tuple[ReplicaId, ...]]:
     """The replicas that compute prompts only, in each second of a load of long prompts."""
     told = []
     for name in ("r1", "r2", "r3", "r4"):
-        load.core.announced(announce(name, role=role, kv_move_s=1e-6))
+        load.core.announced(announce(name, role=role, kv_move_s=kv_move_s, pace=pace))
     for _ in range(3 * LATE_S):
         for name in ("r1", "r2", "r3", "r4"):
             load.core.heard(digest(name, load.now_s), load.now_s)
@@ -55,6 +57,11 @@ def test_replicas_whose_role_is_not_fixed_follow_the_load() -> None:
     assert tight and set(tight) < {"r1", "r2", "r3", "r4"}
     assert roles(Load(), Role.AUTO, 0.2)[-1] == ()
     assert roles(Load(), Role.BOTH, 0.012)[-1] == ()
+
+
+def test_a_gpu_and_a_link_that_are_both_half_as_fast_have_the_same_roles() -> None:
+    fast = roles(Load(), Role.AUTO, 0.012, kv_move_s=1.2e-4)[-1]
+    assert fast and roles(Load(), Role.AUTO, 0.024, kv_move_s=2.4e-4, pace=2.0)[-1] == fast
 
 
 def test_a_role_lasts_for_half_a_minute() -> None:
